@@ -1,0 +1,254 @@
+"""What flows through the gateway: requests, calls, answers and where an answer came from.
+
+Everything here is immutable; a stage that learns something passes a changed copy on (`dataclasses.replace`).
+Errors have a module of their own: `gateway.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gateway.ports import Dialect
+    from gateway.trace import Trace
+
+Vector = NDArray[np.float32]
+"""A unit-length embedding: float32, shape (d,)."""
+
+
+class Verdict(StrEnum):
+    """What the cache made of a request; the label `verdict` of the metrics."""
+
+    EXACT = "exact"
+    SEMANTIC = "semantic"
+    STALE = "stale"
+    COALESCED = "coalesced"
+    MISS = "miss"
+    BYPASS = "bypass"
+
+
+class Bypass(StrEnum):
+    """Why the caches were not asked, or why a neighbour was not looked for."""
+
+    PASS_THROUGH = "pass-through"  # no dialect knows this path  # noqa: S105 - not a password
+    POLICY = "policy"  # the route's policy has both caches off
+    NO_STORE = "no-store"  # the client said Cache-Control: no-store
+    NO_CACHE = "no-cache"  # the client asked for a fresh answer; it is stored
+    SAMPLED = "sampled"  # the request asks for varied answers (n > 1 at a temperature)
+    NO_TEXT = "no-text"  # nothing to match on: no text in the last turn, or images beside it
+    TOO_LONG = "too-long"  # the question exceeds what the embedding model reads
+    EMBEDDER = "embedder-unavailable"
+    STORE = "store-unavailable"
+
+
+class Refusal(StrEnum):
+    """Why a neighbour's answer was not accepted for this question."""
+
+    SIMILARITY = "similarity"
+    NUMBERS = "numbers"
+    NEGATION = "negation"
+    ENTITIES = "entities"
+    DIRECTION = "direction"
+    ANTONYM = "antonym"
+    EXPIRED = "expired"
+    FOREIGN = "foreign"  # the record belongs to another scope than the index said
+
+
+class Admission(StrEnum):
+    """Whether an answer may be stored, and if not, why."""
+
+    STORED = "stored"
+    ERROR_STATUS = "error-status"
+    INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
+    CUT = "cut"  # the stream ended before its end marker
+    TOOLS = "tools"
+    TOO_LARGE = "too-large"
+    MALFORMED = "malformed"
+    NO_STORE = "no-store"
+    POLICY = "policy"
+
+
+class Choice(StrEnum):
+    """Why a backend was chosen."""
+
+    ONLY = "only-backend"
+    SIMPLE = "below-threshold"
+    COMPLEX = "above-threshold"
+    BUDGET = "budget"  # the large model's predicted latency does not fit what is left
+    FALLBACK = "fallback"  # the first choice failed before its first byte
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event of an answer, in the client dialect's own wire form.
+
+    `data` is the payload of the `data:` lines, joined with newlines; `name` that of `event:`.
+    """
+
+    data: bytes
+    name: str | None = None
+
+    def frame(self) -> bytes:
+        """The event as it goes over the wire, with its closing blank line."""
+        head = b"" if self.name is None else b"event: " + self.name.encode() + b"\n"
+        if b"\n" in self.data:
+            return head + b"".join(b"data: " + line + b"\n" for line in self.data.split(b"\n")) + b"\n"
+        return head + b"data: " + self.data + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A body that is complete in memory."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """A body of server-sent events. Whoever holds it iterates it to the end or calls `aclose()` on it."""
+
+    events: AsyncIterator[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteStream:
+    """An opaque body, relayed as it comes."""
+
+    chunks: AsyncIterator[bytes]
+
+
+Body = Whole | EventStream | ByteStream
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
+
+    verdict: Verdict
+    reason: str | None = None  # a member of Bypass, Refusal or Choice
+    similarity: float | None = None  # in [0, 1], semantic hits
+    age_s: float | None = None  # hits: seconds since the answer was made
+    ttl_s: float | None = None  # hits: seconds of freshness left
+    backend: str | None = None
+    tier: str | None = None  # light | large, where the route has tiers
+    complexity: float | None = None  # in [0, 1]
+    stored: bool = False  # the answer is, or at its end will be, stored
+    saved_tokens: int = 0  # output and input tokens that a hit did not cost
+    saved_dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop ones
+    body: Body
+    provenance: Provenance
+
+    @property
+    def content_type(self) -> str:
+        return next((v for k, v in self.headers if k.lower() == "content-type"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as its dialect understands it."""
+
+    dialect: Dialect
+    operation: str  # "chat.completions", "completions", "embeddings", ...
+    body: Mapping[str, Any]
+    model: str  # as the client named it
+    stream: bool
+    canonical: bytes  # canonical JSON of everything that decides the answer: what the fingerprint is made of
+    context: bytes  # canonical JSON of everything but the question: what the scope is made of
+    question: str | None  # the text matched by similarity; None: no semantic lookup
+    no_question: Bypass | None  # why there is none
+    prompt: str  # the text that complexity is judged on, and what text-only backends are sent
+    max_tokens: int | None
+    user: str | None  # the end user that the body names
+    sampled: bool = False  # the client asks for answers that differ from each other
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    vector: Vector
+    tokens: int
+    truncated: bool  # the text was longer than the model reads: the vector stands for its head only
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDirectives:
+    """Cache-Control of a request (RFC 9111 section 5.2.1), as far as this gateway heeds it."""
+
+    no_store: bool = False
+    no_cache: bool = False
+    only_if_cached: bool = False
+    max_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    method: str
+    path: str  # as sent, still percent-encoded, without the query
+    query: str  # as sent, without "?"
+    headers: Mapping[str, str]  # case-insensitive multi-mapping
+    body: bytes
+    received: float  # monotonic clock, seconds
+    trace: Trace
+    tenant: str = ""
+    call: Call | None = None  # None: no dialect knows the path
+    route: str = ""
+    directives: CacheDirectives = CacheDirectives()
+    scope: str = ""  # hex SHA-256: who and what may share
+    fingerprint: str = ""  # hex SHA-256: the exact key
+    embedding: Embedding | None = None
+    deadline: float | None = None  # monotonic clock: when the whole answer is due
+    ttft_deadline: float | None = None  # monotonic clock: when its first token is due
+    tpot_s: float | None = None  # seconds an output token may take
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored answer with all that is needed to check whose it is and to serve it.
+
+    `payload` holds the event data of a stream in order, or one element: the whole body.
+    """
+
+    fingerprint: str
+    scope: str
+    tenant: str
+    route: str
+    model: str
+    operation: str
+    dialect: str
+    question: str | None
+    streamed: bool
+    payload: tuple[bytes, ...]
+    content_type: str
+    created: float  # wall clock, seconds
+    expires: float  # wall clock: when the store may forget it (the longest of all uses)
+    backend: str
+    input_tokens: int
+    output_tokens: int
+    cost_dollars: float
+    upstream_s: float
+    tags: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the answer and the question, as far as they count for a memory bound."""
+        return sum(map(len, self.payload)) + len(self.question or "") + 512
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An entry near a question, as the index returns it."""
+
+    fingerprint: str
+    similarity: float  # inner product of unit vectors, clipped to [0, 1]
