@@ -1,0 +1,79 @@
+"""The error tree. `Refused` and below become responses in one place, `stages.protect`; the rest never leaves the
+stage that can do without the part which failed."""
+
+from __future__ import annotations
+
+
+class Refused(Exception):  # noqa: N818 - named after what the client meets
+    """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client."""
+
+    status = 500
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(Refused):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Unauthorized(Refused):
+    status = 401
+    kind = "authentication_error"
+
+
+class NotFound(Refused):
+    status = 404
+    kind = "not_found_error"
+
+
+class TooLarge(Refused):
+    status = 413
+    kind = "request_too_large"
+
+
+class RequestTimeout(Refused):
+    """The client did not send its body in time."""
+
+    status = 408
+    kind = "timeout_error"
+
+
+class Overloaded(Refused):
+    status = 503
+    kind = "overloaded_error"
+
+
+class OnlyIfCached(Refused):
+    """The client asked for a cached answer or none (RFC 9111 section 5.2.1.7)."""
+
+    status = 504
+    kind = "not_cached"
+
+
+class BackendError(Refused):
+    """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked."""
+
+    status = 502
+    kind = "upstream_error"
+
+    def __init__(self, message: str, *, retryable: bool = True, status: int = 502) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self.status = status
+
+
+class StreamBroken(Exception):  # noqa: N818
+    """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """The store did not answer in time, or not at all. Requests go on as misses."""
+
+
+class EmbedderUnavailable(Exception):  # noqa: N818
+    """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""
