@@ -40,7 +40,6 @@ class Bypass(StrEnum):
     POLICY = "policy"  # the route's policy has both caches off
     NO_STORE = "no-store"  # the client said Cache-Control: no-store
     NO_CACHE = "no-cache"  # the client asked for a fresh answer; it is stored
-    SAMPLED = "sampled"  # the request asks for varied answers (n > 1 at a temperature)
     NO_TEXT = "no-text"  # nothing to match on: no text in the last turn, or images beside it
     TOO_LONG = "too-long"  # the question exceeds what the embedding model reads
     EMBEDDER = "embedder-unavailable"
@@ -171,7 +170,7 @@ class Call:
     prompt: str  # the text that complexity is judged on, and what text-only backends are sent
     max_tokens: int | None
     user: str | None  # the end user that the body names
-    sampled: bool = False  # the client asks for answers that differ from each other
+    questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.messages import Call, Embedding, Entry, Neighbour, Request, Response, Vector
+from gateway.messages import Admission, Call, Embedding, Entry, Event, Neighbour, Request, Response, Vector
 
 
 class Clock(Protocol):
@@ -115,9 +115,7 @@ class Judgement:
 class Verifier(Protocol):
     """Decides whether the answer to a stored question answers this one."""
 
-    async def judge(
-        self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance
-    ) -> list[Judgement]:
+    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
         """One judgement a candidate, in order."""
 
 
@@ -150,8 +148,29 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a dialect reads from a finished answer."""
+
+    admission: Admission
+    input_tokens: int  # 0 where the answer does not tell
+    output_tokens: int
+
+
+class TextAnswer(Protocol):
+    """Puts plain text into a dialect's wire form, for backends that know nothing but text."""
+
+    def start(self) -> Sequence[Event]:
+        """What goes before the first text."""
+
+    def delta(self, text: str) -> Event: ...
+
+    def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
+        """What ends the stream. `reason`: `stop` or `length`."""
+
+
 class Dialect(Protocol):
-    """A wire protocol that clients speak. Pure: no I/O."""
+    """A wire protocol that clients speak. Pure: no I/O, no clock."""
 
     @property
     def name(self) -> str: ...
@@ -159,8 +178,25 @@ class Dialect(Protocol):
     def parse(self, request: Request) -> Call | None:
         """The call, or None where the path is not this dialect's. Raises `BadRequest`."""
 
-    def error(self, status: int, kind: str, message: str) -> bytes:
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        """The event data of a complete stream -> the body that a non-stream client expects. Lossless."""
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        """A whole body -> the events that a stream client expects. Lossless."""
+
+    def shown(self, call: Call, event: Event) -> bool:
+        """Whether this client asked for this event; the gateway itself may have asked for more."""
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer: ...
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        """The body that answers a call of operation `embeddings`."""
+
+    def error(self, kind: str, message: str) -> bytes:
         """An error body in the dialect's own shape."""
 
-    def error_event(self, kind: str, message: str) -> Event:
-        """The event that ends a stream which broke after its first byte."""
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        """What ends a stream that broke after its first byte."""

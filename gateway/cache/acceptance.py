@@ -1,0 +1,52 @@
+"""Similarity threshold and lexical checks: the first verifier. Pure decisions behind the `Verifier` port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gateway.cache.lexical import difference, read
+from gateway.messages import Refusal
+from gateway.ports import Acceptance, Candidate, Judgement
+
+
+class ThresholdVerifier:
+    """Accepts what is similar enough and shows no difference in numbers, negation, opposites, direction or names.
+
+    A policy with a plain `min_similarity` gets just that: the operator asked for a threshold.
+    """
+
+    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
+        if acceptance.min_similarity is not None:
+            threshold = acceptance.min_similarity
+            return [_by_similarity(candidate, threshold) for candidate in candidates]
+        threshold = threshold_for(acceptance.max_wrong_hits or 0.0)
+        asked = read(question)
+        judgements = []
+        for candidate in candidates:
+            judgement = _by_similarity(candidate, threshold)
+            reason = difference(asked, read(candidate.question)) if judgement.accepted else None
+            judgements.append(Judgement(False, reason, threshold) if reason else judgement)
+        return judgements
+
+
+def _by_similarity(candidate: Candidate, threshold: float) -> Judgement:
+    accepted = candidate.similarity >= threshold
+    return Judgement(accepted, None if accepted else Refusal.SIMILARITY, threshold)
+
+
+# Wrong hits over all requests -> the similarity from which neighbours are served, with the checks above in force.
+CALIBRATION = ((0.001, 0.985), (0.005, 0.95), (0.01, 0.92), (0.02, 0.89), (0.05, 0.84))
+
+
+def threshold_for(max_wrong_hits: float) -> float:
+    """Linear between the measured points; below the first, only what is all but equal; above the last, no looser."""
+    points = CALIBRATION
+    if max_wrong_hits <= 0:
+        return 1.0
+    if max_wrong_hits < points[0][0]:
+        return points[0][1] + (1.0 - points[0][1]) * (1 - max_wrong_hits / points[0][0])
+    for (low, at_low), (high, at_high) in pairwise(points):
+        if max_wrong_hits <= high:
+            return at_low + (at_high - at_low) * (max_wrong_hits - low) / (high - low)
+    return points[-1][1]

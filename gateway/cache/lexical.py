@@ -1,0 +1,117 @@
+"""What the words of two questions say about whether they ask the same thing. Pure.
+
+Cosine similarity alone cannot tell "2021" from "2022", "on" from "off", or "km to miles" from "miles to km".
+Each check names one way in which two similar questions differ; a check that finds nothing says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gateway.messages import Refusal
+
+_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*%?")
+_NEGATED = re.compile(
+    r"\b(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
+    r"nicht|kein\w*|nie|ohne|sin|nunca|jamas|ningun\w*)\b|n['\u2019]t\b|\u4e0d|\u6ca1|\u672a",
+    re.IGNORECASE,
+)
+_DIRECTION = re.compile(r"\b(?:from|de|von)\s+(.+?)\s+(?:to|into|a|nach|zu)\s+([^?.!,;]+)", re.IGNORECASE)
+_TO = re.compile(r"\b([\w.]+)\s+(?:to|into|vs|versus|over|than|before|after|minus)\s+([\w.]+)", re.IGNORECASE)
+
+# Pairs in which one word is the other's opposite. Symmetric; a short list of the commonest ones in questions put to
+# assistants, from grammar books rather than from any data set. The learned verifier replaces it.
+_ANTONYMS = (
+    ("on", "off"), ("enable", "disable"), ("open", "close"), ("increase", "decrease"), ("raise", "lower"),
+    ("start", "stop"), ("add", "remove"), ("install", "uninstall"), ("buy", "sell"), ("before", "after"),
+    ("first", "last"), ("more", "less"), ("most", "least"), ("best", "worst"), ("good", "bad"), ("up", "down"),
+    ("left", "right"), ("minimum", "maximum"), ("min", "max"), ("high", "low"), ("higher", "lower"),
+    ("fast", "slow"), ("cheap", "expensive"), ("import", "export"), ("upload", "download"), ("encode", "decode"),
+    ("encrypt", "decrypt"), ("lock", "unlock"), ("login", "logout"), ("send", "receive"), ("lend", "borrow"),
+    ("win", "lose"), ("gain", "lose"), ("love", "hate"), ("true", "false"), ("above", "below"), ("inside", "outside"),
+    ("old", "new"), ("oldest", "newest"), ("hot", "cold"), ("advantages", "disadvantages"), ("pros", "cons"),
+    ("ascending", "descending"), ("push", "pull"), ("show", "hide"), ("accept", "reject"), ("legal", "illegal"),
+    ("man", "woman"), ("men", "women"), ("male", "female"), ("boy", "girl"), ("north", "south"), ("east", "west"),
+    ("always", "never"), ("everyone", "nobody"), ("with", "without"), ("input", "output"), ("public", "private"),
+)  # fmt: skip
+OPPOSITES: dict[str, frozenset[str]] = {
+    word: frozenset(b if a == word else a for a, b in _ANTONYMS if word in (a, b))
+    for pair in _ANTONYMS
+    for word in pair
+}
+
+# Words that a question may start with in capitals without naming anything.
+_SENTENCE_STARTERS = re.compile(r"(?:^|[.!?:]\s+|\n)\W*([^\W\d_]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Lexical:
+    """What the checks read from one text."""
+
+    words: tuple[str, ...]
+    numbers: frozenset[str]
+    negations: int
+    names: frozenset[str]  # capitalised words and words with capitals, digits or dots inside, lower-cased
+    directions: tuple[tuple[str, str], ...]
+
+
+def read(text: str) -> Lexical:
+    starters = {match.start(1) for match in _SENTENCE_STARTERS.finditer(text)}
+    matches = list(_WORD.finditer(text))
+    names = {match.group().lower() for match in matches if _is_name(match.group(), at_start=match.start() in starters)}
+    directions = [*_DIRECTION.findall(text), *_TO.findall(text)]
+    return Lexical(
+        words=tuple(match.group().lower() for match in matches),
+        numbers=frozenset(number.replace(",", "") for number in _NUMBER.findall(text)),
+        negations=len(_NEGATED.findall(text)),
+        names=frozenset(names),
+        directions=tuple((_head(a), _head(b)) for a, b in directions),
+    )
+
+
+def _is_name(word: str, *, at_start: bool) -> bool:
+    """A capital inside a word always names something; one at its start does unless a sentence begins there."""
+    if any(character.isupper() for character in word[1:]):
+        return True
+    return word[:1].isupper() and not at_start and word.lower() not in ("i", "i'm", "i've", "i'd", "i'll")
+
+
+def _head(phrase: str) -> str:
+    """The last word before a preposition cuts the phrase off is what the phrase is about; a stem is enough."""
+    words = _WORD.findall(phrase.lower())
+    return words[0] if len(words) == 1 else " ".join(words[:2]) if words else ""
+
+
+def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
+    """The first way in which the two differ that changes the answer, or None."""
+    if asked.numbers != stored.numbers:
+        return Refusal.NUMBERS
+    if asked.negations % 2 != stored.negations % 2:
+        return Refusal.NEGATION
+    if _opposed(asked, stored):
+        return Refusal.ANTONYM
+    if _reversed(asked, stored):
+        return Refusal.DIRECTION
+    if _other_names(asked, stored):
+        return Refusal.ENTITIES
+    return None
+
+
+def _opposed(asked: Lexical, stored: Lexical) -> bool:
+    """A word in one text whose opposite stands in the other, and not the word itself."""
+    a, b = set(asked.words), set(stored.words)
+    return any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
+
+
+def _reversed(asked: Lexical, stored: Lexical) -> bool:
+    return any((b, a) in stored.directions and a != b for a, b in asked.directions)
+
+
+def _other_names(asked: Lexical, stored: Lexical) -> bool:
+    """Each text names something that the other does not mention at all.
+
+    One-sided extra names are often an address ("Hi Bob, ...") or a specification: the similarity judges those.
+    """
+    return bool(asked.names - set(stored.words)) and bool(stored.names - set(asked.words))

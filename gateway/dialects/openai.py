@@ -1,0 +1,173 @@
+"""The OpenAI wire protocol: chat completions, completions, embeddings.
+
+Shapes follow OpenAI's API reference; unknown fields are kept everywhere, so that what a compatible server adds
+reaches the client and takes part in the fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects import openai_answers as answers
+from gateway.dialects.json_body import parse_object
+from gateway.errors import BadRequest
+from gateway.messages import Bypass, Call, Event, Request
+from gateway.ports import Inspection, TextAnswer
+
+OPERATIONS = {
+    "/v1/chat/completions": "chat.completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+
+# Fields that do not decide the answer: its framing, who asks (that is the scope's matter), and bookkeeping.
+NOT_DECISIVE = frozenset(
+    {"stream", "stream_options", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"}
+)
+
+
+class OpenAI:
+    name = "openai"
+
+    def parse(self, request: Request) -> Call | None:
+        operation = OPERATIONS.get(request.path)
+        if operation is None or request.method != "POST":
+            return None
+        body = parse_object(request.body)
+        _check(body, operation)
+        decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+        canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
+        question, context, no_question = _question(operation, decisive)
+        return Call(
+            dialect=self,
+            operation=operation,
+            body=body,
+            model=body["model"],
+            stream=body.get("stream") is True,
+            canonical=canonical,
+            context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
+            question=question,
+            no_question=no_question,
+            prompt=question if question is not None else _all_text(operation, body),
+            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+            user=body.get("user"),
+            questions=_inputs(body) if operation == "embeddings" else (),
+        )
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        return answers.inspect(call.operation, payload, streamed)
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        return answers.assemble(call.operation, payload)
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        return answers.split(call.operation, whole)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        """The usage chunk is the client's only if it asked for it; the gateway always asks, to count and to cache."""
+        if b'"usage"' not in event.data:
+            return True
+        options = call.body.get("stream_options")
+        return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
+        return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        return answers.embeddings(vectors, model, base64=call.body.get("encoding_format") == "base64")
+
+    def error(self, kind: str, message: str) -> bytes:
+        return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        """An error object in the stream, and no [DONE]: the SDKs raise APIError on it."""
+        return (Event(self.error(kind, message)),)
+
+
+def _check(body: Mapping[str, Any], operation: str) -> None:
+    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
+    _require(isinstance(body.get("model"), str) and body["model"] != "", "model", "a non-empty string")
+    _require(isinstance(body.get("stream", False), bool | None), "stream", "true or false")
+    _require(isinstance(body.get("stream_options"), dict | None), "stream_options", "an object")
+    _require(isinstance(body.get("user"), str | None), "user", "a string")
+    for field in ("max_tokens", "max_completion_tokens", "n"):
+        value = body.get(field)
+        _require(value is None or (type(value) is int and value >= 1), field, "an integer of at least 1")
+    temperature = body.get("temperature")
+    _require(
+        temperature is None or (type(temperature) in (int, float) and 0 <= temperature <= 2),
+        "temperature",
+        "a number from 0 to 2",
+    )
+    if operation == "chat.completions":
+        _check_messages(body.get("messages"))
+    elif operation == "completions":
+        _require(isinstance(body.get("prompt"), str | list), "prompt", "a string or an array")
+    else:
+        _require(isinstance(body.get("input"), str | list) and body["input"] != [], "input", "a string or an array")
+
+
+def _check_messages(messages: Any) -> None:
+    _require(isinstance(messages, list) and messages != [], "messages", "a non-empty array")
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        _require(isinstance(message, dict), where, "an object")
+        _require(isinstance(message.get("role"), str), f"{where}.role", "a string")
+        content = message.get("content")
+        _require(isinstance(content, str | list | None), f"{where}.content", "a string or an array of parts")
+        if isinstance(content, list):
+            for j, part in enumerate(content):
+                where_part = f"{where}.content[{j}]"
+                _require(isinstance(part, dict), where_part, "an object")
+                if part.get("type") == "text":
+                    _require(isinstance(part.get("text"), str), f"{where_part}.text", "a string")
+
+
+def _require(holds: bool, field: str, expected: str) -> None:
+    if not holds:
+        raise BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+
+
+def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
+    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    if operation == "chat.completions":
+        *earlier, last = body["messages"]
+        if last["role"] == "user":
+            text, rest = _text_and_rest(last.get("content"))
+            if text.strip():
+                frame = {**last, "content": rest}
+                return text, [operation, {**body, "messages": [*earlier, frame]}], None
+    elif operation == "completions":
+        prompt = body["prompt"]
+        if isinstance(prompt, str) and prompt.strip():
+            return prompt, [operation, {**body, "prompt": None}], None
+    return None, [operation, body], Bypass.NO_TEXT
+
+
+def _text_and_rest(content: Any) -> tuple[str, Any]:
+    """A message's text, and its other parts (images, audio, files), which have to be equal for a match."""
+    if not isinstance(content, list):
+        return content or "", None
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    return "\n".join(texts), [part for part in content if part.get("type") != "text"]
+
+
+def _all_text(operation: str, body: Mapping[str, Any]) -> str:
+    """The whole text, for text-only backends where no single question stands out."""
+    if operation == "chat.completions":
+        return "\n".join(_text_and_rest(message.get("content"))[0] for message in body["messages"])
+    if operation == "completions":
+        prompt = body["prompt"]
+        return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
+    return ""
+
+
+def _inputs(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts to embed; empty where the input is token ids, which only the backend's own tokenizer can read."""
+    given = body["input"]
+    if isinstance(given, str):
+        return (given,)
+    return tuple(given) if all(isinstance(text, str) for text in given) else ()

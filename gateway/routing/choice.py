@@ -1,0 +1,68 @@
+"""Which backend is asked, and which one after it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.messages import Choice
+from gateway.routing.latency import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """A route with a light and a large backend."""
+
+    light: str
+    large: str
+    escalate_above: float  # complexity in [0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What is left of the request's budgets after the time already spent, in seconds; None: no such budget."""
+
+    total_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Backends in the order in which they are asked; the first is the choice, `reason` says why."""
+
+    backends: tuple[str, ...]
+    tier: str | None
+    reason: Choice
+
+
+def only(backend: str) -> Decision:
+    return Decision((backend,), None, Choice.ONLY)
+
+
+def choose(
+    tiers: Tiers, complexity: float, remaining: Remaining, light: Prediction | None, large: Prediction | None
+) -> Decision:
+    """The large backend for what is complex, if its predicted latency fits the budget that is left.
+
+    A backend of which nothing is known is taken to fit. Where neither fits, the one that is predicted to be sooner
+    is asked: late beats never, and the deadline is the client's to enforce.
+    """
+    to_light = Decision((tiers.light, tiers.large), "light", Choice.SIMPLE)
+    to_large = Decision((tiers.large, tiers.light), "large", Choice.COMPLEX)
+    if complexity <= tiers.escalate_above:
+        if fits(light, remaining) or not (large and light and large.total_s < light.total_s):
+            return to_light
+        return Decision(to_large.backends, "large", Choice.BUDGET)
+    if fits(large, remaining) or not (light is None or large is None or light.total_s < large.total_s):
+        return to_large
+    return Decision(to_light.backends, "light", Choice.BUDGET)
+
+
+def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
+    if prediction is None:
+        return True
+    return (
+        (remaining.total_s is None or prediction.total_s <= remaining.total_s)
+        and (remaining.ttft_s is None or prediction.ttft_s <= remaining.ttft_s)
+        and (remaining.tpot_s is None or prediction.tpot_s <= remaining.tpot_s)
+    )
