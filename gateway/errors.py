@@ -4,7 +4,7 @@ stage that can do without the part which failed."""
 from __future__ import annotations
 
 
-class Refused(Exception):  # noqa: N818 - named after what the client meets
+class Refused(Exception):
     """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client."""
 
     status = 500
@@ -67,13 +67,13 @@ class BackendError(Refused):
         self.status = status
 
 
-class StreamBroken(Exception):  # noqa: N818
+class StreamBroken(Exception):
     """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
 
 
-class StoreUnavailable(Exception):  # noqa: N818
+class StoreUnavailable(Exception):
     """The store did not answer in time, or not at all. Requests go on as misses."""
 
 
-class EmbedderUnavailable(Exception):  # noqa: N818
+class EmbedderUnavailable(Exception):
     """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""

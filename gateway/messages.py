@@ -197,7 +197,8 @@ class Request:
     path: str  # as sent, still percent-encoded, without the query
     query: str  # as sent, without "?"
     headers: Mapping[str, str]  # case-insensitive multi-mapping
-    body: bytes
+    body: bytes  # complete where a dialect claims the path
+    upload: AsyncIterator[bytes] | None  # the body as it comes, where none does; can be sent once
     received: float  # monotonic clock, seconds
     trace: Trace
     tenant: str = ""

@@ -85,7 +85,7 @@ class VectorIndex(Protocol):
     @property
     def bytes(self) -> int: ...
 
-    async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
+    async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         """Adds or replaces."""
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
@@ -175,8 +175,11 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
-    def parse(self, request: Request) -> Call | None:
-        """The call, or None where the path is not this dialect's. Raises `BadRequest`."""
+    def claims(self, method: str, path: str) -> bool:
+        """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
+
+    def parse(self, request: Request) -> Call:
+        """The call of a request that this dialect claims. Raises `BadRequest`."""
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""

@@ -32,10 +32,11 @@ NOT_DECISIVE = frozenset(
 class OpenAI:
     name = "openai"
 
-    def parse(self, request: Request) -> Call | None:
-        operation = OPERATIONS.get(request.path)
-        if operation is None or request.method != "POST":
-            return None
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and path in OPERATIONS
+
+    def parse(self, request: Request) -> Call:
+        operation = OPERATIONS[request.path]
         body = parse_object(request.body)
         _check(body, operation)
         decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
@@ -51,7 +52,7 @@ class OpenAI:
             context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
             question=question,
             no_question=no_question,
-            prompt=question if question is not None else _all_text(operation, body),
+            prompt=_prompt(operation, body),
             max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
             user=body.get("user"),
             questions=_inputs(body) if operation == "embeddings" else (),
@@ -155,10 +156,13 @@ def _text_and_rest(content: Any) -> tuple[str, Any]:
     return "\n".join(texts), [part for part in content if part.get("type") != "text"]
 
 
-def _all_text(operation: str, body: Mapping[str, Any]) -> str:
-    """The whole text, for text-only backends where no single question stands out."""
+def _prompt(operation: str, body: Mapping[str, Any]) -> str:
+    """What a text-only backend is sent: a lone user message as it is, a conversation as a transcript."""
     if operation == "chat.completions":
-        return "\n".join(_text_and_rest(message.get("content"))[0] for message in body["messages"])
+        texts = [(message["role"], _text_and_rest(message.get("content"))[0]) for message in body["messages"]]
+        if len(texts) == 1:
+            return texts[0][1]
+        return "\n\n".join(f"{role}: {text}" for role, text in texts if text)
     if operation == "completions":
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))

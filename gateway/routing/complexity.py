@@ -125,4 +125,5 @@ HARD = (
 def hardness_axis(easy: list[Vector], hard: list[Vector]) -> Vector:
     """The unit vector, shape (d,), from the mean of `easy` to the mean of `hard`."""
     axis = np.mean(hard, axis=0) - np.mean(easy, axis=0)
-    return (axis / max(float(np.linalg.norm(axis)), 1e-12)).astype(np.float32)
+    unit: Vector = np.asarray(axis / max(float(np.linalg.norm(axis)), 1e-12), dtype=np.float32)
+    return unit

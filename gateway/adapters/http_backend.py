@@ -1,0 +1,272 @@
+"""An OpenAI-compatible HTTP endpoint, and the pass-through of every path that no dialect knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from gateway.adapters.gate import Gate, Place
+from gateway.adapters.http_headers import request_headers, response_headers
+from gateway.adapters.sse import SSEParser
+from gateway.bodies import Guarded
+from gateway.errors import BackendError, BadRequest, StreamBroken
+from gateway.messages import ByteStream, Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
+
+MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
+ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTimeouts:
+    """Seconds. `first_byte` runs from the sending of the request to its first body byte, `idle` between two reads."""
+
+    connect: float
+    first_byte: float
+    idle: float
+    total: float
+
+
+class HttpBackend:
+    """`forward_credentials`: the client's own credentials go upstream unless `api_key` replaces them."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        session: aiohttp.ClientSession,
+        model: str | None,
+        api_key: str | None,
+        forward_credentials: bool,
+        max_concurrency: int,
+        timeouts: HttpTimeouts,
+    ) -> None:
+        self.name = name
+        base = url.rstrip("/")
+        self._base = base  # what stands for /v1
+        self._root = base.removesuffix("/v1")  # what stands for /
+        self._session = session
+        self._model = model
+        self._api_key = api_key
+        self._forward_credentials = forward_credentials
+        self._timeouts = timeouts
+        self.gate = Gate(name, max_concurrency, timeouts.first_byte)
+
+    def url(self, path: str, query: str) -> URL:
+        """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
+        if not path.startswith("/"):
+            raise BadRequest(f"the request target {path[:100]!r} is not a path")
+        target = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
+        return URL(f"{target}?{query}" if query else target, encoded=True)
+
+    async def send(self, request: Request) -> Response:
+        place = await self.gate.enter()
+        try:
+            response = await self._open(request)
+        except BaseException:
+            place.leave()
+            raise
+        exchange = _Exchange(self.name, response, place, self._timeouts)
+        try:
+            return await exchange.answer(parse=request.call is not None)
+        except BaseException:
+            exchange.close()
+            raise
+
+    async def models(self, request: Request) -> list[dict[str, Any]]:
+        place = await self.gate.enter()
+        try:
+            async with await self._open(request, method="GET", path="/v1/models", body=b"") as response:
+                async with asyncio.timeout(self._timeouts.first_byte):
+                    listed = orjson.loads(await response.read())
+                if response.status == 200:
+                    return [model for model in listed["data"] if isinstance(model, dict)]
+        except (orjson.JSONDecodeError, KeyError, TypeError, aiohttp.ClientError, TimeoutError):
+            pass
+        finally:
+            place.leave()
+        raise BackendError(f"backend '{self.name}' does not list its models")
+
+    async def ready(self) -> bool:
+        """Whether the endpoint accepts connections; what it answers says nothing without credentials."""
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                async with self._session.get(self.url("/v1/models", ""), allow_redirects=False) as response:
+                    return response.status < 500
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _open(
+        self, request: Request, *, method: str | None = None, path: str | None = None, body: bytes | None = None
+    ) -> aiohttp.ClientResponse:
+        """Status and headers of the answer. Raises `BackendError`."""
+        call = request.call
+        data: bytes | AsyncIterator[bytes] | None = body
+        if body is None:
+            data = self._body(request, call) if call is not None else request.upload or request.body
+        attempt = partial(
+            self._session.request,
+            method or request.method,
+            self.url(path or request.path, "" if path else request.query),
+            headers=self._headers(request),
+            data=data or None,
+            allow_redirects=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+        limit = self._timeouts.total if request.upload is not None else self._timeouts.first_byte
+        try:
+            async with asyncio.timeout(limit):
+                try:
+                    return await attempt()
+                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                    # A kept-alive connection that the server closed in the same moment: once more, on a fresh one.
+                    if request.upload is not None:
+                        raise
+                    return await attempt()
+        except TimeoutError:
+            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
+
+    def _body(self, request: Request, call: Call) -> bytes:
+        """What was parsed, never the raw bytes: two parsers cannot disagree on it."""
+        body: dict[str, Any] = dict(call.body)
+        if self._model is not None:
+            body["model"] = self._model
+        if call.stream and request.fingerprint and call.operation != "embeddings":
+            # The usage is part of the answer that is stored; `Dialect.shown` hides it from clients that did not ask.
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        return orjson.dumps(body)
+
+    def _headers(self, request: Request) -> list[tuple[str, str]]:
+        headers = request_headers(request.headers)
+        if self._api_key is not None or not self._forward_credentials:
+            headers = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
+        if self._api_key is not None:
+            headers.append(("Authorization", f"Bearer {self._api_key}"))
+        if request.call is not None:  # the answer will be read here, and the body was already decoded
+            headers = [(name, value) for name, value in headers if name.lower() not in ENCODINGS]
+            headers.append(("Accept-Encoding", "identity"))
+        elif request.upload is not None and "content-length" in request.headers:
+            headers.append(("Content-Length", request.headers["content-length"]))
+        return headers
+
+
+class _Exchange:
+    """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
+
+    def __init__(self, name: str, response: aiohttp.ClientResponse, place: Place, timeouts: HttpTimeouts) -> None:
+        self._name = name
+        self._response = response
+        self._place = place
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeouts.total
+
+    async def answer(self, *, parse: bool) -> Response:
+        response = self._response
+        first = await self._first()
+        headers = response_headers(response.headers)
+        provenance = Provenance(Verdict.MISS, backend=self._name)
+        encoded = response.headers.get("content-encoding", "identity") != "identity"
+        if parse and not encoded and response.content_type == "text/event-stream" and response.status == 200:
+            return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)), provenance)
+        if not parse:
+            return Response(response.status, headers, self._opaque(first), provenance)
+        data, complete = await self._collect(first)
+        if not complete:
+            return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)), provenance)
+        self.close()
+        return Response(response.status, headers, Whole(data), provenance)
+
+    async def _first(self) -> bytes:
+        """The first piece of the body; empty where there is none."""
+        try:
+            async with asyncio.timeout(self._timeouts.first_byte):
+                return await self._response.content.readany()
+        except TimeoutError:
+            raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise BackendError(f"backend '{self._name}' broke off ({type(error).__name__})") from None
+
+    def _opaque(self, first: bytes) -> Whole | ByteStream:
+        if self._response.content.at_eof():
+            self.close()
+            return Whole(first)
+        return ByteStream(Guarded(self._bytes(first), self.close))
+
+    async def _collect(self, first: bytes) -> tuple[bytes, bool]:
+        """-> (what came, whether it is all): up to `MAX_WHOLE_BYTES`. Nothing has gone to the client yet."""
+        pieces, size = [first], len(first)
+        try:
+            while size <= MAX_WHOLE_BYTES:
+                piece = await self._read()
+                if not piece:
+                    return b"".join(pieces), True
+                pieces.append(piece)
+                size += len(piece)
+        except StreamBroken as error:
+            raise BackendError(str(error)) from None
+        return b"".join(pieces), False
+
+    async def _events(self, first: bytes) -> AsyncGenerator[Event, None]:
+        parser = SSEParser()
+        for event in parser.feed(first):
+            yield event
+        while chunk := await self._read():
+            for event in parser.feed(chunk):
+                yield event
+        for event in parser.close():
+            yield event
+
+    async def _bytes(self, first: bytes) -> AsyncGenerator[bytes, None]:
+        if first:
+            yield first
+        while chunk := await self._read():
+            yield chunk
+
+    async def _read(self) -> bytes:
+        """The next piece; empty at the end. Raises `StreamBroken`.
+
+        The total time is checked here and not by one timeout around the generator: that would fire in whatever task
+        happens to hold the generator while it is suspended.
+        """
+        until = min(self._loop.time() + self._timeouts.idle, self._deadline)
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._response.content.readany()
+        except TimeoutError:
+            what = "exceeded its total time" if until == self._deadline else "fell silent"
+            raise StreamBroken(f"backend '{self._name}' {what}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise StreamBroken(f"backend '{self._name}' broke off ({type(error).__name__})") from None
+
+    def close(self) -> None:
+        """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+        self._place.leave()
+
+
+def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
+    """A session of one backend. Bodies are left as they are: no decompression, no cookies, no redirects."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )

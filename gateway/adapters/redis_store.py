@@ -1,0 +1,154 @@
+"""The response store on Redis or Valkey: one code path for the embedded server and for any other.
+
+One hash per entry, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry live and die
+together; a sorted set by expiry lists them, so that no command ever walks keys which are not ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from redis import asyncio as redis
+from redis.exceptions import RedisError
+
+from gateway.cache.records import RecordInvalid, decode, encode
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry, Vector
+from gateway.ports import Clock, StoredVector, StoreStats
+from gateway.routing.breaker import Breaker, State
+
+LOG = logging.getLogger("nearhit.store")
+PREFIX = "nearhit:1:"
+ENTRIES = PREFIX + "entries"
+SCAN_BATCH = 500
+# Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
+FAILURES = 5
+COOLDOWN_S = 1.0
+T = TypeVar("T")
+
+
+class RedisStore:
+    """`embedder` is the fingerprint of the vectors that this gateway can compare with; others are left alone."""
+
+    def __init__(self, client: Any, *, embedder: str, timeout_s: float, clock: Clock) -> None:
+        self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
+        self._embedder = embedder.encode()
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._breaker = Breaker(FAILURES, COOLDOWN_S)
+
+    @property
+    def breaker(self) -> State:
+        return self._breaker.state(self._clock.monotonic())
+
+    async def get(self, fingerprint: str) -> Entry | None:
+        data = await self._guard(lambda: self._client.hget(_key(fingerprint), "record"))
+        if data is None:
+            return None
+        try:
+            entry = decode(data)
+        except RecordInvalid as error:
+            LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
+            return None
+        return entry if entry.fingerprint == fingerprint else None
+
+    async def put(self, entry: Entry, vector: Vector | None) -> None:
+        fields: dict[str, Any] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
+        if vector is not None:
+            fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
+        key = _key(entry.fingerprint)
+
+        async def write() -> None:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.delete(key)
+                pipe.hset(key, mapping=fields)
+                pipe.pexpireat(key, int(entry.expires * 1000))
+                pipe.zadd(ENTRIES, {entry.fingerprint: entry.expires})
+                await pipe.execute()
+
+        await self._guard(write)
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        if not fingerprints:
+            return 0
+
+        async def unlink() -> int:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.unlink(*map(_key, fingerprints))
+                pipe.zrem(ENTRIES, *fingerprints)
+                removed, _ = await pipe.execute()
+            return int(removed)
+
+        return await self._guard(unlink)
+
+    async def vectors(self) -> AsyncIterator[StoredVector]:
+        cursor = 0
+        while True:
+            cursor, members = await self._guard(partial(self._client.zscan, ENTRIES, cursor, count=SCAN_BATCH))
+            names = [name.decode() for name, _ in members]
+            for stored in await self._read_vectors(names):
+                yield stored
+            if cursor == 0:
+                return
+
+    async def _read_vectors(self, names: Sequence[str]) -> list[StoredVector]:
+        async def read() -> list[list[bytes | None]]:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hmget(_key(name), "scope", "expires", "embedder", "vector")
+                return list(await pipe.execute())
+
+        rows = await self._guard(read) if names else []
+        return [
+            StoredVector(name, scope.decode(), np.frombuffer(vector, dtype="<f4").astype(np.float32), float(expires))
+            for name, (scope, expires, embedder, vector) in zip(names, rows, strict=True)
+            if vector is not None and scope is not None and expires is not None and embedder == self._embedder
+        ]
+
+    async def stats(self) -> StoreStats:
+        async def read() -> StoreStats:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.zremrangebyscore(ENTRIES, "-inf", self._clock.wall())
+                pipe.zcard(ENTRIES)
+                pipe.info("memory")
+                _, entries, memory = await pipe.execute()
+            return StoreStats(int(entries), int(memory["used_memory"]))
+
+        return await self._guard(read)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _guard(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs `operation` within the time limit and behind the breaker; whatever fails is `StoreUnavailable`."""
+        if not self._breaker.allow(self._clock.monotonic()):
+            raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = await operation()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._breaker.failed(self._clock.monotonic())
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
+        self._breaker.succeeded()
+        return result
+
+
+def _key(fingerprint: str) -> str:
+    return f"{PREFIX}entry:{fingerprint}"
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for `redis://`, `rediss://` or `unix://`. Nothing is sent before the first command: an absent server
+    is a miss, not a failure to start."""
+    return redis.Redis.from_url(
+        url,
+        max_connections=64,
+        socket_connect_timeout=1.0,
+        health_check_interval=0,
+        retry=None,
+    )

@@ -1,0 +1,289 @@
+"""A Triton Inference Server over gRPC: text in, text out, streamed where the model is decoupled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from gateway.adapters.gate import Gate, Place
+from gateway.bodies import Guarded
+from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
+from gateway.messages import Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.ports import Clock, TextAnswer
+
+JSON = (("Content-Type", "application/json"),)
+SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
+FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
+CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    prompt: str
+    max_tokens: str
+    answer: str
+    embedding: str
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTimeouts:
+    """Seconds; `connect` bounds the reading of a model's configuration too."""
+
+    connect: float
+    first_byte: float
+    idle: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is needed of a model's configuration."""
+
+    decoupled: bool
+    batched: bool
+    inputs: frozenset[str]
+    max_tokens_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    text: str
+    finish: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+class TritonBackend:
+    """Credentials are not forwarded: Triton has none to check."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        tls: bool,
+        model: str,
+        embedding_model: str | None,
+        tensors: TensorNames,
+        max_concurrency: int,
+        timeouts: TritonTimeouts,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self._client = triton.InferenceServerClient(address, ssl=tls)
+        self._model = model
+        self._embedding_model = embedding_model
+        self._tensors = tensors
+        self._timeouts = timeouts
+        self._clock = clock
+        self._models: dict[str, _Model] = {}
+        self.gate = Gate(name, max_concurrency, timeouts.first_byte)
+
+    async def send(self, request: Request) -> Response:
+        call = request.call
+        if call is None:
+            raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
+        place = await self.gate.enter()
+        try:
+            if call.operation == "embeddings":
+                response = await self._embed(call)
+            else:
+                response = await self._generate(request, call, place)
+        except InferenceServerException as error:
+            place.leave()
+            raise self._failed(error) from None
+        except BaseException:
+            place.leave()
+            raise
+        if isinstance(response.body, Whole):
+            place.leave()
+        return response
+
+    async def models(self, request: Request) -> list[dict[str, Any]]:  # noqa: ARG002 - the port's; nothing to forward
+        names = [self._model, self._embedding_model]
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
+
+    async def ready(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                return bool(await self._client.is_model_ready(self._model))
+        except (InferenceServerException, TimeoutError, OSError):
+            return False
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _generate(self, request: Request, call: Call, place: Place) -> Response:
+        """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
+        model = await self._describe(self._model)
+        pieces = self._pieces(model, self._inputs(model, call), request.id)
+        first = await anext(pieces, None)
+        answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
+        events = self._events(first, pieces, answer, call)
+        provenance = Provenance(Verdict.MISS, backend=self.name)
+        if call.stream:
+            return Response(200, SSE, EventStream(Guarded(events, place.leave)), provenance)
+        try:
+            payload = [event.data async for event in events]
+        except StreamBroken as error:
+            # Nothing of a whole answer has gone to the client: another backend may still be asked.
+            raise BackendError(str(error)) from None
+        return Response(200, JSON, Whole(call.dialect.whole(call, payload)), provenance)
+
+    async def _events(
+        self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call
+    ) -> AsyncGenerator[Event, None]:
+        written: list[str] = []
+        last = piece = first
+        async with aclosing(pieces):
+            for event in answer.start():
+                yield event
+            while piece is not None:
+                last = piece
+                if piece.text:
+                    written.append(piece.text)
+                    yield answer.delta(piece.text)
+                piece = await anext(pieces, None)
+        end = last or _Piece("", None, None, None)
+        for event in answer.finish(
+            end.finish or "stop",
+            end.input_tokens if end.input_tokens is not None else _estimated_tokens(call.prompt),
+            end.output_tokens if end.output_tokens is not None else _estimated_tokens("".join(written)),
+        ):
+            yield event
+
+    async def _pieces(
+        self, model: _Model, inputs: list[triton.InferInput], request_id: str
+    ) -> AsyncGenerator[_Piece, None]:
+        """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
+        `StreamBroken` after it. Closing it cancels the inference."""
+        if not model.decoupled:
+            async with self._in_time(self._timeouts.first_byte):
+                result = await self._client.infer(self._model, inputs, request_id=request_id)
+            yield self._piece(result)
+            return
+        stream = self._client.stream_infer(_once(self._model, inputs, request_id))
+        deadline = self._clock.monotonic() + self._timeouts.total
+        limit, started = self._timeouts.first_byte, False
+        try:
+            while True:
+                try:
+                    async with self._in_time(min(limit, max(0.0, deadline - self._clock.monotonic()))):
+                        result, error = await anext(stream)
+                    if error is not None:
+                        raise error
+                except StopAsyncIteration:
+                    return
+                except (InferenceServerException, BackendError) as error:
+                    if started:
+                        raise StreamBroken(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
+                    raise
+                if _is_final(result):
+                    return
+                yield self._piece(result)
+                limit, started = self._timeouts.idle, True
+        finally:
+            stream.cancel()
+
+    def _inputs(self, model: _Model, call: Call) -> list[triton.InferInput]:
+        shape = [1, 1] if model.batched else [1]
+        prompt = triton.InferInput(self._tensors.prompt, shape, "BYTES")
+        prompt.set_data_from_numpy(np.array([call.prompt.encode()], dtype=object).reshape(shape))
+        if call.max_tokens is None or self._tensors.max_tokens not in model.inputs:
+            return [prompt]
+        # Beyond int32 a number of tokens means "as many as you like".
+        limit = np.array([min(call.max_tokens, 2**31 - 1)], dtype=triton_to_np_dtype(model.max_tokens_type))
+        max_tokens = triton.InferInput(self._tensors.max_tokens, shape, model.max_tokens_type)
+        max_tokens.set_data_from_numpy(limit.reshape(shape))
+        return [prompt, max_tokens]
+
+    def _piece(self, result: triton.InferResult) -> _Piece:
+        answer = result.as_numpy(self._tensors.answer)
+        if answer is None:
+            raise BackendError(f"model '{self._model}' has no output '{self._tensors.answer}'", retryable=False)
+        finish = _scalar(result, FINISH_REASON)
+        return _Piece(
+            text="".join(part.decode("utf-8", "replace") for part in answer.flatten()),
+            finish=finish.decode() if finish else None,
+            input_tokens=_scalar(result, INPUT_TOKENS),
+            output_tokens=_scalar(result, OUTPUT_TOKENS),
+        )
+
+    async def _embed(self, call: Call) -> Response:
+        if self._embedding_model is None:
+            raise NotFound(f"backend '{self.name}' has no embedding model")
+        if not call.questions:
+            raise BadRequest("'input' is missing or of the wrong type: expected a string or an array of strings")
+        model = await self._describe(self._embedding_model)
+        shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
+        texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
+        texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
+        async with self._in_time(self._timeouts.first_byte):
+            result = await self._client.infer(self._embedding_model, [texts])
+        vectors = result.as_numpy(self._tensors.embedding)
+        if vectors is None:
+            raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")
+        body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
+        return Response(200, JSON, Whole(body), Provenance(Verdict.MISS, backend=self.name))
+
+    async def _describe(self, name: str) -> _Model:
+        """A model's configuration, read once; a failure is not remembered."""
+        if name not in self._models:
+            async with self._in_time(self._timeouts.connect):
+                config = (await self._client.get_model_config(name)).config
+            types = {tensor.name: tensor.data_type for tensor in config.input}
+            limit_type = types.get(self._tensors.max_tokens)
+            self._models[name] = _Model(
+                decoupled=config.model_transaction_policy.decoupled,
+                batched=config.max_batch_size > 0,
+                inputs=frozenset(types),
+                max_tokens_type=model_config_pb2.DataType.Name(limit_type).removeprefix("TYPE_") if limit_type else "",
+            )
+        return self._models[name]
+
+    @asynccontextmanager
+    async def _in_time(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+
+    def _failed(self, error: InferenceServerException) -> BackendError:
+        """Only what Triton says of the request itself goes to the client; another model may still do better."""
+        if "INVALID_ARGUMENT" in str(error.status()):
+            return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
+        return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
+
+
+async def _once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
+    yield {
+        "model_name": model,
+        "inputs": inputs,
+        "request_id": request_id,
+        # Without it the end of a decoupled answer cannot be told from a pause.
+        "enable_empty_final_response": True,
+    }
+
+
+def _is_final(result: triton.InferResult) -> bool:
+    response = result.get_response()
+    final = response.parameters.get("triton_final_response")
+    return bool(final and final.bool_param and not response.outputs)
+
+
+def _scalar(result: triton.InferResult, name: str) -> Any:
+    value = result.as_numpy(name)
+    return None if value is None or value.size == 0 else value.flatten()[0]
+
+
+def _estimated_tokens(text: str) -> int:
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
