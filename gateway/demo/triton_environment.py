@@ -28,7 +28,7 @@ INSTALL_TIMEOUT_S = 900  # 100 MB of wheels over a slow line
 APT_TIMEOUT_S = 120
 
 
-class TritonUnavailable(Exception):  # noqa: N818 - says what is the case
+class TritonUnavailable(Exception):
     """Triton cannot run here; one sentence that says why and what would help."""
 
 

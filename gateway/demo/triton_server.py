@@ -49,10 +49,9 @@ class TritonServer:
         Raises `TritonUnavailable` when a port is taken or the server does not come up; nothing is left running.
         """
         require_free(ports)
-        run_dir = run_dir.absolute()
-        prefix = f"nearhit_{hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]}_"
+        prefix = _region_prefix(run_dir)
         _remove_regions(prefix)  # of a server that was killed here before
-        command = _command(env, model_repository.absolute(), _lay_out(env, run_dir), prefix, ports)
+        command = _command(env, model_repository, _lay_out(env, run_dir), prefix, ports)
         try:
             child = await ChildProcess.start(
                 "Triton", command, log=run_dir / "triton.log", env=_environment(env, run_dir)
@@ -116,10 +115,14 @@ def require_free(ports: TritonPorts) -> None:
                 ) from error
 
 
+def _region_prefix(run_dir: Path) -> str:
+    return f"nearhit_{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:12]}_"
+
+
 def _lay_out(env: TritonEnvironment, run_dir: Path) -> Path:
     """The backend directory: the wheel keeps the python backend and its stubs apart, the server wants them
     in one place. And a directory with nothing but libpython, so that no other library of its home is preferred."""
-    backends = run_dir / "backends"
+    backends = run_dir.absolute() / "backends"
     shutil.rmtree(backends, ignore_errors=True)
     python = backends / "python"
     python.mkdir(parents=True)
@@ -139,7 +142,7 @@ def _environment(env: TritonEnvironment, run_dir: Path) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     return inherited | {
         "PATH": f"{env.bin}:{os.environ.get('PATH', os.defpath)}",
-        "LD_LIBRARY_PATH": f"{env.libraries}:{run_dir / 'lib'}",
+        "LD_LIBRARY_PATH": f"{env.libraries}:{run_dir.absolute() / 'lib'}",
         "OMP_NUM_THREADS": "1",  # three models share the machine with the gateway
     }
 
@@ -149,7 +152,7 @@ def _command(
 ) -> list[str | Path]:
     return [
         env.server / "bin" / "tritonserver",
-        f"--model-repository={repository}",
+        f"--model-repository={repository.absolute()}",
         f"--backend-directory={backends}",
         *(f"--{part}-address={HOST}" for part in ("http", "grpc", "metrics")),
         f"--grpc-port={ports.grpc}",

@@ -1,0 +1,86 @@
+"""Text to unit vectors: all-MiniLM through onnxruntime, and static token vectors distilled from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+Vectors = NDArray[np.float32]
+"""Unit-length rows, float32 of shape (texts, dimension)."""
+
+MAX_TOKENS = 256  # what all-MiniLM was trained to read
+BATCH = 32  # memory follows the largest batch
+
+
+class Encoder(Protocol):
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """One unit vector a text, in order; a text without known words may be all zeros."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_TOKENS)
+    return tokenizer
+
+
+class MiniLm:
+    """The encoder itself: one forward pass a batch."""
+
+    def __init__(self, model: Path, tokenizer: Path, threads: int = 1) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # Idle threads that spin take the core that the gateway beside us needs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.tokenizer = load_tokenizer(tokenizer)
+        self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self._inputs = {each.name for each in self._session.get_inputs()}
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        ids = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        # Similar lengths together: a batch is padded to its longest text.
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        rows: list[Vectors] = [np.empty(0, np.float32)] * len(ids)
+        for start in range(0, len(order), BATCH):
+            chosen = order[start : start + BATCH]
+            for i, row in zip(chosen, self.encode_ids([ids[i] for i in chosen]), strict=True):
+                rows[i] = row
+        return np.stack(rows)
+
+    def encode_ids(self, ids: Sequence[Sequence[int]]) -> Vectors:
+        """Vectors of token id sequences, special tokens included, as one batch."""
+        shape = (len(ids), max(map(len, ids)))
+        feed = {name: np.zeros(shape, np.int64) for name in self._inputs}
+        for i, row in enumerate(ids):
+            feed["input_ids"][i, : len(row)] = row
+            feed["attention_mask"][i, : len(row)] = 1
+        vectors: Vectors = self._session.run(["sentence_embedding"], feed)[0]
+        return vectors
+
+
+class StaticVectors:
+    """The sum of a text's weighted token vectors, made unit length: a table look-up instead of a network."""
+
+    def __init__(self, table: Path, tokenizer: Path) -> None:
+        self.tokenizer = load_tokenizer(tokenizer)
+        with np.load(table, allow_pickle=False) as file:
+            self._table: NDArray[np.float16] = file["vectors"]  # (vocabulary, dimension), weights included
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        sums = np.zeros((len(encodings), self._table.shape[1]), np.float32)
+        for row, encoding in zip(sums, encodings, strict=True):
+            row += self._table[encoding.ids].sum(axis=0, dtype=np.float32)
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        unit: Vectors = sums / np.maximum(lengths, 1e-9)
+        return unit

@@ -1,0 +1,16 @@
+"""`light`: the best passage by static token vectors, and its two best sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .answering import Style
+from .encoders import Encoder, StaticVectors
+from .streaming import AnswerModel
+
+
+class TritonPythonModel(AnswerModel):
+    style = Style(passages=1, units=2, floor=0.3)
+
+    def make_encoder(self, directory: Path) -> Encoder:
+        return StaticVectors(directory / "static.npz", directory / "tokenizer.json")
