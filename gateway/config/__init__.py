@@ -1,0 +1,19 @@
+"""`config.yaml`: its schema, and how it is read."""
+
+from gateway.config.backends import BackendConfig, OpenAIBackendConfig, Price, Tensors, Timeouts, TritonBackendConfig
+from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store
+
+__all__ = [
+    "Auth",
+    "BackendConfig",
+    "Config",
+    "Embedder",
+    "Index",
+    "OpenAIBackendConfig",
+    "Price",
+    "Server",
+    "Store",
+    "Tensors",
+    "Timeouts",
+    "TritonBackendConfig",
+]

@@ -1,0 +1,88 @@
+"""The services that answer: what `backends` of `config.yaml` may say, one class an adapter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from gateway.config.fields import EnvironmentName, Text
+from gateway.config.urls import GrpcUrl, HttpUrl
+from gateway.units import PositiveDuration
+from gateway.validation import Section, one_of
+
+_Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
+_Concurrency = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class Timeouts(Section):
+    """How long a backend may take, in seconds."""
+
+    connect: PositiveDuration = 2.0
+    first_byte: PositiveDuration = 60.0
+    idle: PositiveDuration = 30.0  # between two pieces of an answer
+    total: PositiveDuration = 600.0
+
+
+class Price(Section):
+    """US dollars for a million tokens: what the saved cost is reckoned with."""
+
+    input_per_million: _Dollars = 0.0
+    output_per_million: _Dollars = 0.0
+
+
+class Tensors(Section):
+    """How a Triton model names its tensors."""
+
+    prompt: Text = "text_input"
+    max_tokens: Text = "max_tokens"
+    answer: Text = "text_output"
+    embedding: Text = "embedding"
+
+
+class OpenAIBackendConfig(Section):
+    """An endpoint that speaks OpenAI's protocol."""
+
+    adapter: Literal["openai"]
+    url: HttpUrl = Field(examples=["https://api.openai.com/v1"])
+    model: Text | None = None  # sent upstream; None: the name that the client sent
+    api_key_env: EnvironmentName | None = None  # None: the client's own credentials go upstream
+    max_concurrency: _Concurrency = 64
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+    price: Price = Field(default_factory=Price)
+
+
+class TritonBackendConfig(Section):
+    """A text-generation model on a Triton server, and the model there that embeds."""
+
+    adapter: Literal["triton"]
+    url: GrpcUrl = Field(examples=["grpc://127.0.0.1:8001"])
+    model: Text = Field(examples=["large"])
+    embedding_model: Text | None = None
+    tensors: Tensors = Field(default_factory=Tensors)
+    max_concurrency: _Concurrency = 64
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+    price: Price = Field(default_factory=Price)
+
+
+class _Adapter(Section):
+    """The one key that decides which class the others are read with."""
+
+    adapter: Annotated[str, one_of("openai", "triton")] = Field(examples=["openai"])
+
+
+BackendSection = OpenAIBackendConfig | TritonBackendConfig
+
+
+def _by_adapter(value: Any) -> BackendSection:
+    """Chooses by `adapter` before anything else is looked at: one wrong key is one fault, not one a class."""
+    if isinstance(value, OpenAIBackendConfig | TritonBackendConfig):
+        return value
+    if isinstance(value, dict):
+        chosen = _Adapter.model_validate({key: value[key] for key in ("adapter",) if key in value})
+        kind = OpenAIBackendConfig if chosen.adapter == "openai" else TritonBackendConfig
+        return kind.model_validate(value)
+    return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
+
+
+BackendConfig = Annotated[BackendSection, PlainValidator(_by_adapter, json_schema_input_type=BackendSection)]

@@ -1,0 +1,71 @@
+"""Scalars that several sections of the configuration use. Each parser raises `ValueError` with the sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from gateway.faults import show
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+
+
+def parse_name(value: object) -> str:
+    """A name that is safe in a log, a label, a header and a key."""
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    hint = "; put it in quotes" if isinstance(value, bool | int | float) else ""
+    raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', at most 64, got {show(value)}{hint}")
+
+
+def parse_folder(value: object) -> Path:
+    """A path that is printable: a NUL in it would only fail when it is used."""
+    if isinstance(value, Path):
+        return value
+    if isinstance(value, str) and value and value.isprintable():
+        return Path(value)
+    raise ValueError(f"expected the path of a folder, got {show(value)}")
+
+
+def parse_environment_name(value: object) -> str:
+    """A wrong value is not repeated: people paste the secret itself here."""
+    if isinstance(value, str) and _ENVIRONMENT_NAME.fullmatch(value):
+        return value
+    raise ValueError("expected the name of an environment variable such as OPENAI_API_KEY, not the secret itself")
+
+
+def parse_key_hash(value: object) -> str:
+    """A wrong value is not repeated: it may be the key itself."""
+    if isinstance(value, str) and _SHA256_HEX.fullmatch(value):
+        return value.lower()
+    raise ValueError("expected the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
+
+
+def parse_version(value: object) -> int:
+    """The only version of the file formats so far."""
+    if isinstance(value, int) and not isinstance(value, bool) and value == 1:
+        return 1
+    raise ValueError(f"expected 1, the only version there is, got {show(value)}")
+
+
+def parse_workers(value: object) -> int:
+    """One process serves. The key is there so that a larger number does not pass for accepted."""
+    if isinstance(value, int) and not isinstance(value, bool) and value == 1:
+        return 1
+    if isinstance(value, int) and value > 1:
+        raise ValueError(f"more than one worker comes with a later version, expected 1, got {show(value)}")
+    raise ValueError(f"expected 1, got {show(value)}")
+
+
+Name = Annotated[str, BeforeValidator(parse_name)]
+Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
+EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name)]
+KeyHash = Annotated[str, BeforeValidator(parse_key_hash)]
+Version = Annotated[int, BeforeValidator(parse_version)]
+Workers = Annotated[int, BeforeValidator(parse_workers)]
+Text = Annotated[str, Field(min_length=1, max_length=512)]

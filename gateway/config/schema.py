@@ -1,0 +1,115 @@
+"""What `config.yaml` may say. Field names are the keys of the file; durations are seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.config.backends import BackendConfig
+from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, Version, Workers
+from gateway.config.urls import StoreUrl
+from gateway.units import Address, Duration, Listen, PositiveDuration, Size, parse_address
+from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+
+
+class Server(Section):
+    """The edge: where it listens and what it bears."""
+
+    listen: Listen = Address("127.0.0.1", 8080)
+    admin: Listen = Address("127.0.0.1", 9090)
+    workers: Workers = 1
+    max_body: Size = 10 * 2**20
+    max_header: Size = 32 * 2**10
+    header_timeout: PositiveDuration = 10.0
+    body_timeout: PositiveDuration = 30.0
+    idle_timeout: PositiveDuration = 75.0
+    drain_timeout: Duration = 30.0
+    max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+
+
+class Store(Section):
+    """Where answers are kept."""
+
+    url: StoreUrl = "embedded"
+    timeout: PositiveDuration = 0.25
+    front_size: Size = 64 * 2**20  # answers kept in process, in front of the store
+    max_entry: Size = 2**20  # a larger answer is not stored
+
+
+class Embedder(Section):
+    """What turns questions into vectors."""
+
+    adapter: Annotated[
+        Literal["onnx", "sentence-transformers", "hash"],
+        one_of("onnx", "sentence-transformers", "hash", later=("triton",)),
+    ] = "onnx"
+    model: Text = "all-MiniLM-L6-v2"
+    model_dir: Folder | None = None
+    device: Text | None = None
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    timeout: PositiveDuration = 1.0
+
+
+class Index(Section):
+    """What finds the nearest questions."""
+
+    adapter: Annotated[Literal["faiss"], one_of("faiss", later=("milvus",))] = "faiss"
+    max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+
+
+class Auth(Section):
+    """Who may ask, and who is who."""
+
+    mode: Annotated[Literal["passthrough", "keys"], one_of("passthrough", "keys")] = "passthrough"
+    keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
+    admin_token_env: EnvironmentName | None = None
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        keys, mode = given.get("keys", {}), given.get("mode", "passthrough")
+        if mode == "keys" and keys == {}:
+            yield Problem(None, "mode keys needs a key, e.g. keys: {acme: [SHA-256 of an API key]}")
+        if mode == "passthrough" and keys:
+            yield Problem("keys", "no other mode reads these, expected mode: keys beside them")
+        tenants = keys if isinstance(keys, dict) else {}
+        owners: dict[str, str] = {}
+        for tenant, hashes in tenants.items():
+            listed = {item for item in hashes if isinstance(item, str)} if isinstance(hashes, list) else set()
+            for key in listed:
+                if (owner := owners.setdefault(key, tenant)) != tenant:
+                    yield Problem("keys", f"{owner!r} and {tenant!r} share a key, expected one tenant a key")
+
+
+class Config(Section):
+    """The whole file. Paths are relative to its folder until `load_config` has resolved them."""
+
+    version: Version = Field(examples=["1"])
+    server: Server = Field(default_factory=Server)
+    data_dir: Folder = Path("var")
+    store: Store = Field(default_factory=Store)
+    embedder: Embedder = Field(default_factory=Embedder)
+    index: Index = Field(default_factory=Index)
+    auth: Auth = Field(default_factory=Auth)
+    backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
+        examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]
+    )
+    policies: Folder = Path("policies")
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        server, auth = given.get("server"), given.get("auth")
+        if not isinstance(server, dict) or (isinstance(auth, dict) and auth.get("admin_token_env")):
+            return
+        try:
+            admin = parse_address(server.get("admin", "127.0.0.1:9090"))
+        except ValueError:
+            return  # the field itself reports it
+        if not admin.loopback:
+            yield Problem(
+                "server",
+                f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
+                "or auth.admin_token_env",
+            )

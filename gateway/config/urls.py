@@ -1,0 +1,65 @@
+"""URLs that a configuration may hold. Each parser returns the URL without the slash at its end, or raises
+`ValueError` with the whole sentence."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import BeforeValidator
+
+from gateway.faults import show
+
+
+def http_url(value: object) -> str:
+    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated."""
+    expected = "expected a URL such as https://api.openai.com/v1"
+    url = _split(value)
+    if url is not None and "@" in url.netloc:
+        raise ValueError(f"credentials in a URL end up in logs, {expected} with api_key_env beside it")
+    if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
+        raise ValueError(f"{expected}, got {show(value)}")
+    return url.geturl().rstrip("/")
+
+
+def grpc_url(value: object) -> str:
+    """The address of a Triton server."""
+    url = _split(value)
+    if url is not None and url.scheme in ("grpc", "grpcs") and url.port and "@" not in url.netloc:
+        rest = url.path.strip("/") or url.query or url.fragment
+        if not rest:
+            return url.geturl().rstrip("/")
+    raise ValueError(f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got {show(value)}")
+
+
+def store_url(value: object) -> str:
+    """`embedded`, or the URL of a Redis. That may hold a password, so no sentence repeats it."""
+    expected = "expected embedded, redis://HOST:PORT or rediss://HOST:PORT"
+    if value == "embedded":
+        return "embedded"
+    if not isinstance(value, str):
+        raise ValueError(f"{expected}, got {show(value)}")
+    scheme = value.partition("://")[0]
+    if scheme in ("redis+cluster", "redis+sentinel"):
+        raise ValueError(f"{scheme}:// comes with a later version, {expected}")
+    url = _split(value)
+    if url is None or url.scheme not in ("redis", "rediss"):
+        raise ValueError(f"{expected}, got something else")
+    return value
+
+
+def _split(value: object) -> SplitResult | None:
+    """The parts of a URL with a host; None for what is no such URL."""
+    # urlsplit drops line breaks silently: what was checked would not be what is used.
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or " " in value:
+        return None
+    try:
+        url = urlsplit(value)
+        return url if url.hostname and url.port != 0 else None
+    except ValueError:  # a port out of range, an unclosed bracket
+        return None
+
+
+HttpUrl = Annotated[str, BeforeValidator(http_url)]
+GrpcUrl = Annotated[str, BeforeValidator(grpc_url)]
+StoreUrl = Annotated[str, BeforeValidator(store_url)]

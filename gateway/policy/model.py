@@ -1,0 +1,114 @@
+"""The policy in force: routes in order, ready to be asked. Immutable; a reload replaces the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Literal
+
+from gateway.faults import Fault
+from gateway.ports import Acceptance
+
+Pattern = Callable[[str], object]
+"""Truthy for a text that matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The requests of a route. A None matches whatever is there, nothing included."""
+
+    path: Pattern | None = None
+    model: Pattern | None = None
+    tenant: Pattern | None = None
+    headers: tuple[tuple[str, Pattern], ...] = ()  # lower-case names
+
+    def __call__(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> bool:
+        return (
+            (self.path is None or bool(self.path(path)))
+            and (self.model is None or bool(self.model(model)))
+            and (self.tenant is None or bool(self.tenant(tenant)))
+            and all(_has(headers, name, pattern) for name, pattern in self.headers)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Semantic:
+    """How the semantic cache works on a route."""
+
+    ttl_s: float
+    acceptance: Acceptance
+    audit: float = 0.0  # share of the hits that are checked against a fresh answer, in [0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class OneBackend:
+    """Every miss goes to one backend."""
+
+    backend: str
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return (self.backend,)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Misses go to a light or a large backend; exactly one of the last two is set."""
+
+    light: str
+    large: str
+    escalate_above: float | None = 0.5  # complexity in [0, 1] above which the large one answers
+    large_share: float | None = None  # share of the misses that the large one answers, in [0, 1]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return (self.light, self.large)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What happens to a request that matches. Durations are seconds."""
+
+    name: str
+    target: OneBackend | Tiers
+    match: Match = Match()
+    exact_ttl_s: float | None = None  # None: off
+    semantic: Semantic | None = None  # None: off
+    share: Literal["user", "tenant", "global"] = "tenant"
+    stale_while_revalidate_s: float = 0.0
+    stale_if_error_s: float = 0.0
+    latency_budget_s: float | None = None
+    record: bool = False
+    expose_headers: bool = True
+    file: str = ""  # where the rule is written
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Routes in the order in which they are tried; the last one matches everything."""
+
+    routes: tuple[Route, ...]
+    hash: str  # first 12 hex digits of a SHA-256 over the sources
+    warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet
+
+    def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
+        """The first route that matches. `model` is empty where a request names none."""
+        for route in self.routes:
+            if route.match(path, model, tenant, headers):
+                return route
+        return self.routes[-1]
+
+
+def pattern(glob: str | None) -> Pattern | None:
+    """A glob (`*`, `?`, `[...]`, case-sensitive), compiled; None for one that matches everything."""
+    if glob is None or glob == "*":
+        return None
+    return re.compile(translate(glob)).match if any(c in glob for c in "*?[") else glob.__eq__
+
+
+def _has(headers: Mapping[str, str], name: str, wanted: Pattern) -> bool:
+    # A header may come more than once and in any case: a plain lookup would miss both.
+    return any(key.lower() == name and wanted(value) for key, value in headers.items())

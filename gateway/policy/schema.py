@@ -1,0 +1,125 @@
+"""What a file of `policies/` may say. Field names are the keys of the file; durations are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway.config.fields import Name, Text, Version
+from gateway.faults import show
+from gateway.units import Duration, PositiveDuration, PositiveShare, Share
+from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+
+
+class ExactRule(Section):
+    """Answers to the very same request are served again."""
+
+    ttl: PositiveDuration = Field(examples=["1h"])
+
+
+class SemanticRule(Section):
+    """Answers to the same question in other words are served again."""
+
+    ttl: PositiveDuration = Field(examples=["1h"])
+    max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
+    min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    audit: Share = 0.0
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        promise, threshold = given.get("max_wrong_hits"), given.get("min_similarity")
+        if promise is None and threshold is None:
+            yield Problem(None, "one of max_wrong_hits and min_similarity is required, e.g. max_wrong_hits: 1%")
+        elif promise is not None and threshold is not None:
+            yield Problem("min_similarity", "max_wrong_hits sets the threshold already, expected one of the two")
+
+
+def _or_off(example: str) -> BeforeValidator:
+    """YAML 1.1 reads a bare `off` as false; in quotes it stays text. Both mean off."""
+
+    def check(value: object) -> object:
+        if value is False or value == "off":
+            return None
+        if isinstance(value, dict | Section):
+            return value
+        raise ValueError(f"expected off or {{{example}}}, got {show(value)}")
+
+    return BeforeValidator(check)
+
+
+def _switch(value: object) -> object:
+    if isinstance(value, str) and value in ("on", "off"):
+        return value == "on"
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"expected on or off, got {show(value)}")
+
+
+Switch = Annotated[bool, BeforeValidator(_switch)]
+
+
+class CacheRule(Section):
+    """What may be served again, to whom, and how old."""
+
+    exact: Annotated[ExactRule | None, _or_off("ttl: 1h")] = None
+    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%")] = None
+    share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
+    stale_while_revalidate: Duration = 0.0
+    stale_if_error: Duration = 0.0
+
+
+class TargetRule(Section):
+    """Who answers what the caches do not: one backend, or a light and a large one."""
+
+    backend: Text | None = None
+    light: Text | None = None
+    large: Text | None = None
+    escalate_above: Annotated[float, Field(ge=0, le=1)] | None = None
+    large_share: Share | None = None
+    latency_budget: PositiveDuration | None = None
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        has = {key for key, value in given.items() if value is not None}
+        tiers = has & {"light", "large", "escalate_above", "large_share"}
+        if "backend" in has:
+            for key in sorted(tiers):
+                yield Problem(key, "backend names the only one already, expected either it or light and large")
+        elif not tiers:
+            yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
+        else:
+            for key in sorted({"light", "large"} - has):
+                yield Problem(None, f"{key!r} is required beside {min(tiers)!r}, e.g. {key}: {key}")
+        if {"escalate_above", "large_share"} <= has and "backend" not in has:
+            yield Problem("large_share", "escalate_above decides already, expected one of the two")
+
+
+class MatchRule(Section):
+    """Which requests a route is for. Every pattern given must match; `{}` matches all."""
+
+    path: Text | None = None
+    model: Text | None = None
+    tenant: Text | None = None
+    headers: Mapping[Text, Text] = Field(default={})
+
+
+class RouteRule(Section):
+    """One rule of a file."""
+
+    name: Name = Field(examples=["support"])
+    match: MatchRule = Field(examples=["{}"])
+    cache: CacheRule = Field(default_factory=CacheRule)
+    route: TargetRule = Field(examples=["{backend: main}"])
+    record: Switch = False
+    expose_headers: Switch = True
+
+
+class PolicyFile(Section):
+    """One file."""
+
+    version: Version = Field(examples=["1"])
+    routes: Annotated[tuple[RouteRule, ...], Field(strict=False), NOT_EMPTY] = Field(
+        examples=["[{name: default, match: {}, route: {backend: main}}]"]
+    )
