@@ -1,6 +1,7 @@
 """`config.yaml`: its schema, and how it is read."""
 
 from gateway.config.backends import BackendConfig, OpenAIBackendConfig, Price, Tensors, Timeouts, TritonBackendConfig
+from gateway.config.load import load_config
 from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Tensors",
     "Timeouts",
     "TritonBackendConfig",
+    "load_config",
 ]

@@ -55,12 +55,12 @@ class OneBackend:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Misses go to a light or a large backend; exactly one of the last two is set."""
+    """Misses go to a light or a large backend."""
 
     light: str
     large: str
-    escalate_above: float | None = 0.5  # complexity in [0, 1] above which the large one answers
-    large_share: float | None = None  # share of the misses that the large one answers, in [0, 1]
+    escalate_above: float = 0.5  # complexity in [0, 1] above which the large one answers
+    large_share: float | None = None  # share of misses for the large one, in [0, 1]; not in force yet
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -1,0 +1,113 @@
+"""From `config.yaml` and the environment to a `Config`, or to every fault in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.config.backends import OpenAIBackendConfig
+from gateway.config.environ import environment_fault, override
+from gateway.config.schema import Config
+from gateway.faults import ConfigInvalid, Fault, KeyPath, in_order
+from gateway.validation import complaints
+from gateway.yaml_source import load_yaml, read_file
+
+DEFAULT_PATH = Path("config.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a configuration says, as far as it can be read: its policies can be checked though it has faults."""
+
+    config: Config | None  # None: there are faults
+    faults: tuple[Fault, ...]
+    backends: frozenset[str]
+    policies: Path
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Reads the file (None: `config.yaml` in the working directory) and the settings of the environment.
+
+    Relative paths in it are taken from the file's folder. Raises `ConfigInvalid` with every fault.
+    """
+    reading = read_config(path or DEFAULT_PATH, environ)
+    if reading.config is None:
+        raise ConfigInvalid(reading.faults)
+    return reading.config
+
+
+def read_config(path: Path, environ: Mapping[str, str]) -> Reading:
+    """The same without an exception."""
+    expected = "a configuration file; --config names another, --upstream URL starts without one"
+    try:
+        source = load_yaml(read_file(path, expected), str(path), environ)
+    except ConfigInvalid as invalid:
+        return Reading(None, invalid.faults, frozenset(), path.parent / "policies")
+
+    def fault_at(place: KeyPath, message: str) -> Fault | None:
+        return None if place in source.unreadable else source.fault(place, message)
+
+    return build(source.value, source.faults, fault_at, path.parent, environ)
+
+
+def build(
+    document: Mapping[str, Any],
+    faults: tuple[Fault, ...],
+    fault_at: Callable[[KeyPath, str], Fault | None],
+    folder: Path,
+    environ: Mapping[str, str],
+) -> Reading:
+    """The configuration of a document. `fault_at` says where a path of it is, or None where that is known faulty."""
+    overridden = override(document, environ)
+    found = [*faults, *overridden.faults]
+
+    def report(path: KeyPath, message: str) -> None:
+        name = overridden.origins.get(path)
+        fault = environment_fault(name, message) if name else fault_at(path, message)
+        if fault:
+            found.append(fault)
+
+    config = None
+    try:
+        config = Config.model_validate(overridden.value)
+    except ValidationError as invalid:
+        for path, message in complaints(invalid):
+            report(path, message)
+    else:
+        for path, name in _secrets(config):
+            if not environ.get(name):
+                report(path, f"the environment variable {name} is not set, expected the secret in it")
+    backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
+    return Reading(
+        None if found or config is None else _resolved(config, folder),
+        in_order(found),
+        frozenset(backends if isinstance(backends, dict) else ()),
+        folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
+    )
+
+
+def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    if config.auth.admin_token_env:
+        yield ("auth", "admin_token_env"), config.auth.admin_token_env
+    for name, backend in config.backends.items():
+        if isinstance(backend, OpenAIBackendConfig) and backend.api_key_env:
+            yield ("backends", name, "api_key_env"), backend.api_key_env
+
+
+def _resolved(config: Config, folder: Path) -> Config:
+    """Paths from the file's folder. What child processes and models use is absolute: they have folders of their own;
+    `policies` stays as short as it was written, since every fault there repeats it."""
+    embedder = config.embedder
+    if embedder.model_dir is not None:
+        embedder = embedder.model_copy(update={"model_dir": (folder / embedder.model_dir).absolute()})
+    return config.model_copy(
+        update={
+            "data_dir": (folder / config.data_dir).absolute(),
+            "policies": folder / config.policies,
+            "embedder": embedder,
+        }
+    )

@@ -1,0 +1,80 @@
+"""From checked rules to routes that can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.faults import Fault
+from gateway.policy.model import Match, OneBackend, Route, Semantic, Tiers, pattern
+from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
+from gateway.ports import Acceptance
+from gateway.yaml_source import Source
+
+
+def compiled(file: PolicyFile, source: Source) -> Iterator[Route]:
+    """The routes of one file."""
+    for index, rule in enumerate(file.routes):
+        yield _route(rule, source.file, source.locate(("routes", index))[0])
+
+
+def not_in_force(file: PolicyFile, source: Source) -> Iterator[Fault]:
+    """What the file asks for and does not get yet: accepted, since it is part of the format, but never silently."""
+    for index, rule in enumerate(file.routes):
+        asked = {
+            ("cache", "semantic", "audit"): rule.cache.semantic is not None and rule.cache.semantic.audit > 0,
+            ("cache", "stale_while_revalidate"): rule.cache.stale_while_revalidate > 0,
+            ("cache", "stale_if_error"): rule.cache.stale_if_error > 0,
+            ("route", "large_share"): rule.route.large_share is not None,
+            ("record",): rule.record,
+        }
+        for path, is_asked in asked.items():
+            if is_asked:
+                message = f"{path[-1]!r} has no effect yet, expected with a later version"
+                yield source.fault(("routes", index, *path), message)
+
+
+def _route(rule: RouteRule, file: str, line: int) -> Route:
+    cache = rule.cache
+    return Route(
+        name=rule.name,
+        target=_target(rule.route),
+        match=_match(rule.match),
+        exact_ttl_s=cache.exact.ttl if cache.exact else None,
+        semantic=_semantic(cache.semantic) if cache.semantic else None,
+        share=cache.share,
+        stale_while_revalidate_s=cache.stale_while_revalidate,
+        stale_if_error_s=cache.stale_if_error,
+        latency_budget_s=rule.route.latency_budget,
+        record=rule.record,
+        expose_headers=rule.expose_headers,
+        file=file,
+        line=line,
+    )
+
+
+def _target(rule: TargetRule) -> OneBackend | Tiers:
+    if rule.backend is not None:
+        return OneBackend(rule.backend)
+    assert rule.light is not None and rule.large is not None  # the schema has both or a backend
+    if rule.escalate_above is None:
+        return Tiers(rule.light, rule.large, large_share=rule.large_share)
+    return Tiers(rule.light, rule.large, rule.escalate_above, rule.large_share)
+
+
+def _match(rule: MatchRule) -> Match:
+    headers = ((name.lower(), pattern(glob)) for name, glob in rule.headers.items())
+    return Match(
+        pattern(rule.path),
+        pattern(rule.model),
+        pattern(rule.tenant),
+        # `*` asks for a header that is there, whatever it says.
+        tuple((name, wanted or _anything) for name, wanted in headers),
+    )
+
+
+def _anything(_: str) -> bool:
+    return True
+
+
+def _semantic(rule: SemanticRule) -> Semantic:
+    return Semantic(rule.ttl, Acceptance(rule.min_similarity, rule.max_wrong_hits), rule.audit)

@@ -1,0 +1,124 @@
+"""From the files of a folder to a `Policy`, or to every fault in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.config import Config
+from gateway.faults import ConfigInvalid, Fault, in_order
+from gateway.policy.compile import compiled, not_in_force
+from gateway.policy.consistency import contradictions
+from gateway.policy.model import Policy, Route
+from gateway.policy.schema import PolicyFile
+from gateway.validation import complaints
+from gateway.yaml_source import Source, load_yaml, read_file
+
+LAST_FILE = "default.yaml"
+MAX_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One file before it is read: its name as faults show it, and its bytes."""
+
+    file: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the files say, as far as they can be read."""
+
+    policy: Policy | None  # None: there are faults
+    faults: tuple[Fault, ...]
+    warnings: tuple[Fault, ...]
+
+
+def load_policy(folder: Path, config: Config) -> Policy:
+    """Reads every `*.yaml` of the folder itself, in the order of their names, `default.yaml` last.
+
+    Raises `ConfigInvalid` with the faults of all files.
+    """
+    faults: list[Fault] = []
+    texts: list[Text] = []
+    for path in policy_files(folder):
+        try:
+            texts.append(Text(str(path), read_file(path, "a policy file")))
+        except ConfigInvalid as invalid:
+            faults += invalid.faults
+    # Where a file is missing nobody knows which rule is the last.
+    reading = read_policy(texts, config.backends, ends=not faults)
+    if faults or reading.policy is None:
+        raise ConfigInvalid([*faults, *reading.faults])
+    return reading.policy
+
+
+def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
+    """A whole policy from one text; `name` stands for the file in faults. Raises `ConfigInvalid`."""
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    reading = read_policy([Text(name, content)], config.backends)
+    if reading.policy is None:
+        raise ConfigInvalid(reading.faults)
+    return reading.policy
+
+
+def policy_files(folder: Path) -> list[Path]:
+    """The files of a policy in the order in which their rules are tried.
+
+    Hidden files are left out, since editors keep unfinished copies in them. Raises `ConfigInvalid`.
+    """
+    try:
+        found = [path for path in folder.iterdir() if path.suffix == ".yaml" and not path.name.startswith(".")]
+    except OSError as error:
+        raise _folder_fault(folder, f"cannot be read ({error.strerror}), expected a folder of policy files") from None
+    if not found:
+        raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}")
+    if len(found) > MAX_FILES:
+        raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
+    return sorted(found, key=lambda path: (path.name == LAST_FILE, path.name))
+
+
+def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool = True) -> Reading:
+    """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default."""
+    faults: list[Fault] = []
+    warnings: list[Fault] = []
+    sources: list[Source] = []
+    routes: list[Route] = []
+    for text in texts:
+        try:
+            source = load_yaml(text.content, text.file, None)
+        except ConfigInvalid as invalid:
+            faults += invalid.faults
+            ends = ends and text is not texts[-1]
+            continue
+        sources.append(source)
+        faults += source.faults
+        try:
+            file = PolicyFile.model_validate(source.value)
+        except ValidationError as invalid:
+            faults += (
+                source.fault(path, message) for path, message in complaints(invalid) if path not in source.unreadable
+            )
+        else:
+            routes += compiled(file, source)
+            warnings += not_in_force(file, source)
+    faults += contradictions(sources, backends, ends)
+    policy = None if faults else Policy(tuple(routes), _hash(texts), in_order(warnings))
+    return Reading(policy, in_order(faults), in_order(warnings))
+
+
+def _hash(texts: Sequence[Text]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        name = Path(text.file).name.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:%b%d:%b" % (len(name), name, len(text.content), text.content))
+    return digest.hexdigest()[:12]
+
+
+def _folder_fault(folder: Path, message: str) -> ConfigInvalid:
+    return ConfigInvalid([Fault(str(folder), 1, (), message)])

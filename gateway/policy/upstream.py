@@ -1,0 +1,37 @@
+"""What `nearhit serve --upstream URL` runs with: one backend, both caches on, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.config import Config
+from gateway.config.load import build
+from gateway.faults import ConfigInvalid, Fault, KeyPath
+from gateway.policy.load import policy_from_text
+from gateway.policy.model import Policy
+
+_POLICY = b"""\
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}
+    route: {backend: main}
+"""
+
+
+def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple[Config, Policy]:
+    """Configuration and policy for one OpenAI endpoint. Settings of the environment apply as they do to a file.
+
+    Raises `ConfigInvalid`.
+    """
+
+    def fault_at(_: KeyPath, message: str) -> Fault:
+        return Fault("command line", 0, ("--upstream",), message)
+
+    document = {"version": 1, "backends": {"main": {"adapter": "openai", "url": url}}}
+    reading = build(document, (), fault_at, Path(), environ or {})
+    if reading.config is None:
+        raise ConfigInvalid(reading.faults)
+    return reading.config, policy_from_text(_POLICY, "upstream", reading.config)
