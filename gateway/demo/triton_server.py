@@ -89,6 +89,7 @@ class TritonServer:
             return b" 200 " in await reader.readline()
         finally:
             writer.close()
+            await writer.wait_closed()
 
     async def stop(self) -> None:
         """Ends the server and removes its shared memory. Stopping twice is stopping once."""

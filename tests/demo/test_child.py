@@ -116,16 +116,12 @@ async def main():
     await child.wait()
 asyncio.run(main())
 """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     grandchild = os.pidfd_open(int(await asyncio.wait_for(process.stdout.readline(), 30)))
     try:
         died = asyncio.Event()
-        asyncio.get_running_loop().add_reader(
-            grandchild, died.set
-        )  # a pidfd is readable once its process ended
+        asyncio.get_running_loop().add_reader(grandchild, died.set)  # a pidfd is readable once its process ended
         process.kill()
         await process.wait()
         await asyncio.wait_for(died.wait(), 20)

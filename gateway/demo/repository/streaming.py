@@ -36,12 +36,13 @@ class AnswerModel:
         self.corpus = Corpus.load(directory)
         self.encoder = self.make_encoder(directory)
         self.encoder.encode(["warm up"])
-        family = pb_utils.MetricFamily(
+        # Held by the model: a family that is collected disappears from /metrics, and takes its metrics along.
+        self._family = pb_utils.MetricFamily(
             name=CANCELLED,
             description="Answers given up because the client went away",
             kind=pb_utils.MetricFamily.COUNTER,
         )
-        self._cancelled = family.Metric(labels={"model": json.loads(args["model_config"])["name"]})
+        self._cancelled = self._family.Metric(labels={"model": json.loads(args["model_config"])["name"]})
 
     async def execute(self, requests: Sequence[Any]) -> None:
         await asyncio.gather(*(self._serve(request) for request in requests))
