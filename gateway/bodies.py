@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
-from gateway.messages import Body, Whole
+from gateway.messages import Body, ByteStream, EventStream
 
 T = TypeVar("T")
 
 
 class Guarded(AsyncIterator[T], Generic[T]):
-    """A generator with a clean-up that runs exactly once: at its end, when it fails, or when it is closed.
+    """A stream with a clean-up that runs exactly once: at its end, when it fails, or when it is closed.
 
-    A generator's own `finally` does not run when it is closed before its first step; a connection would leak.
+    A generator's own `finally` does not run when it is closed before its first step, and a connection would leak: so
+    a generator that reads from another stream names that as its `source`, which is closed with it.
     """
 
-    def __init__(self, inner: AsyncGenerator[T, None], on_close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        inner: AsyncIterator[T],
+        on_close: Callable[[], None] | None = None,
+        *,
+        source: AsyncIterator[object] | None = None,
+    ) -> None:
         self._inner = inner
-        self._on_close: Callable[[], None] | None = on_close
+        self._on_close = on_close
+        self._source = source
 
     async def __anext__(self) -> T:
         try:
@@ -29,7 +37,9 @@ class Guarded(AsyncIterator[T], Generic[T]):
 
     async def aclose(self) -> None:
         try:
-            await self._inner.aclose()
+            await close_stream(self._inner)
+            if self._source is not None:
+                await close_stream(self._source)
         finally:
             self._finish()
 
@@ -39,11 +49,34 @@ class Guarded(AsyncIterator[T], Generic[T]):
             on_close()
 
 
-async def close_body(body: Body) -> None:
-    """Gives up what of a body has not been read."""
-    if isinstance(body, Whole):
-        return
-    stream = getattr(body, "events", None) or getattr(body, "chunks", None)
+async def close_stream(stream: AsyncIterator[object]) -> None:
+    """Gives up what of a stream has not been read. Closing twice does no harm."""
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()
+
+
+async def close_body(body: Body) -> None:
+    if isinstance(body, EventStream):
+        await close_stream(body.events)
+    elif isinstance(body, ByteStream):
+        await close_stream(body.chunks)
+
+
+class Ready(AsyncIterator[T], Generic[T]):
+    """A stream whose items are all there already; who can do better than one by one takes them with `rest()`."""
+
+    def __init__(self, items: tuple[T, ...]) -> None:
+        self._items = items
+        self._next = 0
+
+    async def __anext__(self) -> T:
+        if self._next >= len(self._items):
+            raise StopAsyncIteration
+        item = self._items[self._next]
+        self._next += 1
+        return item
+
+    def rest(self) -> tuple[T, ...]:
+        items, self._next = self._items[self._next :], len(self._items)
+        return items

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from gateway.ports import Dialect
+    from gateway.ports import BodySource, Dialect
     from gateway.trace import Trace
 
 Vector = NDArray[np.float32]
@@ -197,11 +197,11 @@ class Request:
     path: str  # as sent, still percent-encoded, without the query
     query: str  # as sent, without "?"
     headers: Mapping[str, str]  # case-insensitive multi-mapping
-    body: bytes  # complete where a dialect claims the path
-    upload: AsyncIterator[bytes] | None  # the body as it comes, where none does; can be sent once
+    source: BodySource  # where the body comes from
     received: float  # monotonic clock, seconds
     trace: Trace
     tenant: str = ""
+    body: bytes = b""  # read where a dialect claims the path; what nobody claims streams from `source`
     call: Call | None = None  # None: no dialect knows the path
     route: str = ""
     directives: CacheDirectives = CacheDirectives()

@@ -18,6 +18,16 @@ class Clock(Protocol):
         """Seconds on a clock that never goes back; only differences mean something."""
 
 
+class BodySource(Protocol):
+    """A request's body, not yet read. One of the two may be used, once."""
+
+    async def read(self) -> bytes:
+        """All of it, decoded. Raises `TooLarge`, `RequestTimeout` or `BadRequest`."""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        """As it comes, undecoded; None where there is none."""
+
+
 class TextEncoder(Protocol):
     """The synchronous half of an embedder. One thread at a time calls it; it may take milliseconds."""
 
@@ -76,6 +86,13 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
+class NearStore(ResponseStore, Protocol):
+    """A store that keeps its hottest entries in process."""
+
+    def peek(self, fingerprint: str) -> Entry | None:
+        """What is in process, without asking further."""
+
+
 class VectorIndex(Protocol):
     """Nearest neighbours within one scope. Never returns an entry of another scope."""
 
@@ -115,6 +132,9 @@ class Judgement:
 class Verifier(Protocol):
     """Decides whether the answer to a stored question answers this one."""
 
+    def floor(self, acceptance: Acceptance) -> float:
+        """The similarity in [0, 1] below which nothing is ever accepted: such neighbours need not be read."""
+
     async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
         """One judgement a candidate, in order."""
 
@@ -132,6 +152,13 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def http(self) -> bool:
+        """Whether paths that no dialect knows can be passed through to it."""
+
+    @property
+    def inflight(self) -> int: ...
 
     async def send(self, request: Request) -> Response:
         """Sends the call and returns once the status and the first byte of the body are there.

@@ -1,21 +1,31 @@
-"""What one request has cost so far, stage by stage: the source of Server-Timing and of the stage metrics."""
+"""The notebook of one request: what it has cost so far, stage by stage, and what is known of it.
+
+The one object of a request that changes: the stages within write down what the outer ones report, also when the
+request ends in an error and no response of theirs comes back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.ports import Clock
+from gateway.ports import Clock, Dialect
 
 
 class Trace:
-    """Durations of one request in seconds, in the order in which the stages ended. Not thread-safe: one task writes."""
+    """Spans are seconds, in the order in which the stages ended."""
 
-    __slots__ = ("_clock", "spans")
+    __slots__ = ("_clock", "complexity", "dialect", "expose_headers", "note", "route", "spans", "tenant")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.spans: dict[str, float] = {}
+        self.dialect: Dialect | None = None
+        self.route = ""
+        self.tenant = ""
+        self.expose_headers = True
+        self.complexity: float | None = None  # in [0, 1]
+        self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

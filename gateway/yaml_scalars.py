@@ -10,6 +10,7 @@ import yaml
 from gateway.faults import show
 
 _TAG = "tag:yaml.org,2002:"
+_MAX_DIGITS = 64  # arithmetic on huge numbers, `1:0:0:0...` among them, takes more than linear time
 
 
 class ScalarInvalid(ValueError):
@@ -39,6 +40,8 @@ def construct_scalar(tag: str, text: str) -> Any:
     if kind not in _CONSTRUCT:
         raise ScalarInvalid(f"the tag {show(tag_name(tag))} is not supported, expected a plain value")
     expected, construct = _CONSTRUCT[kind]
+    if kind in ("int", "float") and len(text) > _MAX_DIGITS:
+        raise ScalarInvalid(f"expected a number of at most {_MAX_DIGITS} characters, got {show(text)}")
     try:
         text.encode()
         return construct(yaml.SafeLoader(""), yaml.ScalarNode(tag, text))

@@ -85,9 +85,7 @@ class ChildProcess:
         ended = asyncio.ensure_future(self.wait())
         ready = asyncio.ensure_future(_until(probe))
         try:
-            done, _ = await asyncio.wait(
-                {ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait({ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
                 raise ChildFailed(f"{self.name} ended with {_exit(ended.result())} at its start{self.tail()}")
             if ready not in done:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from gateway.adapters.gate import Gate, Place
 from gateway.adapters.http_headers import request_headers, response_headers
 from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
+from gateway.config.backends import Timeouts
 from gateway.errors import BackendError, BadRequest, StreamBroken
 from gateway.messages import ByteStream, Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
 
@@ -24,18 +24,10 @@ CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
-@dataclass(frozen=True, slots=True)
-class HttpTimeouts:
-    """Seconds. `first_byte` runs from the sending of the request to its first body byte, `idle` between two reads."""
-
-    connect: float
-    first_byte: float
-    idle: float
-    total: float
-
-
 class HttpBackend:
     """`forward_credentials`: the client's own credentials go upstream unless `api_key` replaces them."""
+
+    http = True
 
     def __init__(
         self,
@@ -47,7 +39,7 @@ class HttpBackend:
         api_key: str | None,
         forward_credentials: bool,
         max_concurrency: int,
-        timeouts: HttpTimeouts,
+        timeouts: Timeouts,
     ) -> None:
         self.name = name
         base = url.rstrip("/")
@@ -58,7 +50,7 @@ class HttpBackend:
         self._api_key = api_key
         self._forward_credentials = forward_credentials
         self._timeouts = timeouts
-        self.gate = Gate(name, max_concurrency, timeouts.first_byte)
+        self._gate = Gate(name, max_concurrency, timeouts.first_byte)
 
     def url(self, path: str, query: str) -> URL:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
@@ -67,8 +59,12 @@ class HttpBackend:
         target = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return URL(f"{target}?{query}" if query else target, encoded=True)
 
+    @property
+    def inflight(self) -> int:
+        return self._gate.inflight
+
     async def send(self, request: Request) -> Response:
-        place = await self.gate.enter()
+        place = await self._gate.enter()
         try:
             response = await self._open(request)
         except BaseException:
@@ -82,7 +78,7 @@ class HttpBackend:
             raise
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
-        place = await self.gate.enter()
+        place = await self._gate.enter()
         try:
             async with await self._open(request, method="GET", path="/v1/models", body=b"") as response:
                 async with asyncio.timeout(self._timeouts.first_byte):
@@ -114,7 +110,7 @@ class HttpBackend:
         call = request.call
         data: bytes | AsyncIterator[bytes] | None = body
         if body is None:
-            data = self._body(request, call) if call is not None else request.upload or request.body
+            data = self._body(request, call) if call is not None else request.source.stream()
         attempt = partial(
             self._session.request,
             method or request.method,
@@ -124,14 +120,15 @@ class HttpBackend:
             allow_redirects=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
-        limit = self._timeouts.total if request.upload is not None else self._timeouts.first_byte
+        uploads = call is None and data is not None
+        limit = self._timeouts.total if uploads else self._timeouts.first_byte
         try:
             async with asyncio.timeout(limit):
                 try:
                     return await attempt()
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError):
                     # A kept-alive connection that the server closed in the same moment: once more, on a fresh one.
-                    if request.upload is not None:
+                    if uploads:
                         raise
                     return await attempt()
         except TimeoutError:
@@ -158,7 +155,7 @@ class HttpBackend:
         if request.call is not None:  # the answer will be read here, and the body was already decoded
             headers = [(name, value) for name, value in headers if name.lower() not in ENCODINGS]
             headers.append(("Accept-Encoding", "identity"))
-        elif request.upload is not None and "content-length" in request.headers:
+        elif "content-length" in request.headers:
             headers.append(("Content-Length", request.headers["content-length"]))
         return headers
 
@@ -166,7 +163,7 @@ class HttpBackend:
 class _Exchange:
     """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
 
-    def __init__(self, name: str, response: aiohttp.ClientResponse, place: Place, timeouts: HttpTimeouts) -> None:
+    def __init__(self, name: str, response: aiohttp.ClientResponse, place: Place, timeouts: Timeouts) -> None:
         self._name = name
         self._response = response
         self._place = place
@@ -183,7 +180,7 @@ class _Exchange:
         if parse and not encoded and response.content_type == "text/event-stream" and response.status == 200:
             return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)), provenance)
         if not parse:
-            return Response(response.status, headers, self._opaque(first), provenance)
+            return Response(response.status, headers + self._length(), self._opaque(first), provenance)
         data, complete = await self._collect(first)
         if not complete:
             return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)), provenance)
@@ -199,6 +196,11 @@ class _Exchange:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError(f"backend '{self._name}' broke off ({type(error).__name__})") from None
+
+    def _length(self) -> tuple[tuple[str, str], ...]:
+        """What passes through undecoded keeps its length; of an answer to HEAD it is all there is of the body."""
+        length = self._response.headers.get("content-length")
+        return () if length is None else (("Content-Length", length),)
 
     def _opaque(self, first: bytes) -> Whole | ByteStream:
         if self._response.content.at_eof():

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from gateway.adapters.gate import Gate, Place
 from gateway.bodies import Guarded
+from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
 from gateway.ports import Clock, TextAnswer
@@ -23,24 +24,6 @@ JSON = (("Content-Type", "application/json"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
 CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
-
-
-@dataclass(frozen=True, slots=True)
-class TensorNames:
-    prompt: str
-    max_tokens: str
-    answer: str
-    embedding: str
-
-
-@dataclass(frozen=True, slots=True)
-class TritonTimeouts:
-    """Seconds; `connect` bounds the reading of a model's configuration too."""
-
-    connect: float
-    first_byte: float
-    idle: float
-    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +47,8 @@ class _Piece:
 class TritonBackend:
     """Credentials are not forwarded: Triton has none to check."""
 
+    http = False
+
     def __init__(
         self,
         name: str,
@@ -72,9 +57,9 @@ class TritonBackend:
         tls: bool,
         model: str,
         embedding_model: str | None,
-        tensors: TensorNames,
+        tensors: Tensors,
         max_concurrency: int,
-        timeouts: TritonTimeouts,
+        timeouts: Timeouts,
         clock: Clock,
     ) -> None:
         self.name = name
@@ -85,13 +70,17 @@ class TritonBackend:
         self._timeouts = timeouts
         self._clock = clock
         self._models: dict[str, _Model] = {}
-        self.gate = Gate(name, max_concurrency, timeouts.first_byte)
+        self._gate = Gate(name, max_concurrency, timeouts.first_byte)
+
+    @property
+    def inflight(self) -> int:
+        return self._gate.inflight
 
     async def send(self, request: Request) -> Response:
         call = request.call
         if call is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
-        place = await self.gate.enter()
+        place = await self._gate.enter()
         try:
             if call.operation == "embeddings":
                 response = await self._embed(call)
@@ -186,9 +175,11 @@ class TritonBackend:
                     if started:
                         raise StreamBroken(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
                     raise
-                if _is_final(result):
+                response = result.get_response()
+                if response.outputs:
+                    yield self._piece(result)
+                if response.parameters["triton_final_response"].bool_param:
                     return
-                yield self._piece(result)
                 limit, started = self._timeouts.idle, True
         finally:
             stream.cancel()
@@ -270,14 +261,8 @@ async def _once(model: str, inputs: list[triton.InferInput], request_id: str) ->
         "inputs": inputs,
         "request_id": request_id,
         # Without it the end of a decoupled answer cannot be told from a pause.
-        "enable_empty_final_response": True,
+        "parameters": {"triton_enable_empty_final_response": True},
     }
-
-
-def _is_final(result: triton.InferResult) -> bool:
-    response = result.get_response()
-    final = response.parameters.get("triton_final_response")
-    return bool(final and final.bool_param and not response.outputs)
 
 
 def _scalar(result: triton.InferResult, name: str) -> Any:

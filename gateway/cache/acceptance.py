@@ -16,11 +16,15 @@ class ThresholdVerifier:
     A policy with a plain `min_similarity` gets just that: the operator asked for a threshold.
     """
 
-    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
+    def floor(self, acceptance: Acceptance) -> float:
         if acceptance.min_similarity is not None:
-            threshold = acceptance.min_similarity
+            return acceptance.min_similarity
+        return threshold_for(acceptance.max_wrong_hits or 0.0)
+
+    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
+        threshold = self.floor(acceptance)
+        if acceptance.min_similarity is not None:
             return [_by_similarity(candidate, threshold) for candidate in candidates]
-        threshold = threshold_for(acceptance.max_wrong_hits or 0.0)
         asked = read(question)
         judgements = []
         for candidate in candidates:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.messages import Choice
+from gateway.policy.model import Tiers
 from gateway.routing.latency import Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """A route with a light and a large backend."""
-
-    light: str
-    large: str
-    escalate_above: float  # complexity in [0, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +32,22 @@ def only(backend: str) -> Decision:
 
 
 def choose(
-    tiers: Tiers, complexity: float, remaining: Remaining, light: Prediction | None, large: Prediction | None
+    tiers: Tiers,
+    threshold: float,
+    complexity: float,
+    remaining: Remaining,
+    light: Prediction | None,
+    large: Prediction | None,
 ) -> Decision:
     """The large backend for what is complex, if its predicted latency fits the budget that is left.
 
-    A backend of which nothing is known is taken to fit. Where neither fits, the one that is predicted to be sooner
-    is asked: late beats never, and the deadline is the client's to enforce.
+    `threshold`: the complexity in [0, 1] above which the large one answers. A backend of which nothing is known is
+    taken to fit. Where neither fits, the one that is predicted to be sooner is asked: late beats never, and the
+    deadline is the client's to enforce.
     """
     to_light = Decision((tiers.light, tiers.large), "light", Choice.SIMPLE)
     to_large = Decision((tiers.large, tiers.light), "large", Choice.COMPLEX)
-    if complexity <= tiers.escalate_above:
+    if complexity <= threshold:
         if fits(light, remaining) or not (large and light and large.total_s < light.total_s):
             return to_light
         return Decision(to_large.backends, "large", Choice.BUDGET)

@@ -1,0 +1,135 @@
+"""The admin port: metrics, dashboard, what the gateway knows of itself. Loopback by default, a token otherwise."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from gateway.admin.stats import Stats
+from gateway.telemetry import Telemetry
+from gateway.units import Address
+
+NO_STORE = {"Cache-Control": "no-store"}
+# The page is one file: nothing is loaded from anywhere else, and nobody may frame it.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class AdminPort:
+    """`token` None: whoever reaches the port may use it, which is why the configuration then demands loopback.
+
+    `before_scrape` brings gauges up to date.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        token: str | None,
+        telemetry: Telemetry,
+        stats: Stats,
+        *,
+        before_scrape: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._stats = stats
+        self._before_scrape = before_scrape
+        self._registry = CollectorRegistry()
+        self._registry.register(telemetry)
+        self._page = (resources.files("gateway.admin") / "dashboard.html").read_bytes()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Listens; returns the address."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._home),
+                web.get("/metrics", self._metrics),
+                web.get("/dashboard", self._dashboard),
+                web.get("/admin/stats", self._get_stats),
+                web.get("/admin/backends", self._get_backends),
+                web.get("/admin/policy", self._get_policy),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._address.host, self._address.port).start()
+        address: tuple[str, int] = self._runner.addresses[0][:2]
+        return address
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not self._is_ours(request):
+            return web.json_response({"error": "the Host header is not this listener's"}, status=403)
+        if self._token is not None and not hmac.compare_digest(_presented(request).encode(), self._token.encode()):
+            return web.json_response(
+                {"error": "a bearer token is required"},
+                status=401,
+                headers={"WWW-Authenticate": 'Basic realm="nearhit admin", charset="UTF-8"'},
+            )
+        return await handler(request)
+
+    def _is_ours(self, request: web.Request) -> bool:
+        """A page of another site that has its name resolved to us (DNS rebinding) sends that name as Host."""
+        transport = request.transport
+        local = transport.get_extra_info("sockname") if transport is not None else None
+        if local is None:
+            return False
+        host, port = local[0], local[1]
+        names = {self._address.host, host} | ({"localhost"} if self._address.loopback else set())
+        bracketed = {f"[{name}]" if ":" in name else name for name in names}
+        return request.host in {f"{name}:{port}" for name in bracketed}
+
+    async def _home(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
+        raise web.HTTPFound("/dashboard")
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        await self._before_scrape()
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _dashboard(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
+
+    async def _get_stats(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        await self._before_scrape()
+        return _json(self._stats.report())
+
+    async def _get_backends(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return _json(self._stats.report()["backends"])
+
+    async def _get_policy(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return _json(self._stats.report()["policy"])
+
+
+def _presented(request: web.Request) -> str:
+    """The token as a bearer, or as the password of the dialog that a browser opens for the dashboard."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=NO_STORE)

@@ -1,0 +1,95 @@
+"""The figures of the dashboard, from the same numbers as the metrics."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gateway.messages import Verdict
+from gateway.ports import Clock
+from gateway.telemetry import LATENCY_BUCKETS, Histogram, Telemetry
+
+HISTORY = 720  # samples: an hour at one in 5 seconds
+
+
+class Stats:
+    """`describe` adds what is no metric: policy, backends, cache sizes."""
+
+    def __init__(self, telemetry: Telemetry, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
+        self._telemetry = telemetry
+        self._clock = clock
+        self._describe = describe
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._started = clock.wall()
+        self.policy_faults: tuple[str, ...] = ()  # of the last reload; empty where it succeeded
+
+    def record(self) -> None:
+        """Adds the totals of now to the history."""
+        self._history.append({"at": self._clock.wall(), "verdicts": self._verdicts(), "tiers": self._tiers()})
+
+    def report(self) -> dict[str, Any]:
+        telemetry = self._telemetry
+        verdicts = self._verdicts()
+        requests = sum(verdicts.values())
+        hits = sum(verdicts[v] for v in (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE))
+        # What was never looked up says nothing of the cache: bypassed requests are left out of the rate.
+        asked = requests - verdicts[Verdict.BYPASS]
+        report = {
+            "now": self._clock.wall(),
+            "started": self._started,
+            "requests": requests,
+            "hit_rate": hits / asked if asked else None,
+            "verdicts": verdicts,
+            "latency_ms": {verdict: _latency(telemetry.request_seconds, verdict) for verdict in Verdict},
+            "stage_ms": {labels[0]: _quantiles(telemetry.stage_seconds, labels) for labels in _labels(telemetry)},
+            "tiers": self._tiers(),
+            "routed": [
+                {"route": route, "tier": tier, "reason": reason, "count": count}
+                for (route, tier, reason), count in telemetry.routed.values.items()
+            ],
+            "refusals": {reason: count for (_, reason), count in telemetry.refusals.values.items()},
+            "tokens_saved": telemetry.tokens_saved.total(),
+            "dollars_saved": telemetry.cost_saved.total(),
+            "shed": telemetry.shed.total(),
+            "store_errors": telemetry.store_errors.total(),
+            "history": list(self._history),
+            **self._describe(),
+        }
+        report["policy"] = {**report["policy"], "faults": list(self.policy_faults)}
+        return report
+
+    def _verdicts(self) -> dict[str, float]:
+        totals = dict.fromkeys(map(str, Verdict), 0.0)
+        for (_, _, verdict, _), count in self._telemetry.requests.values.items():
+            totals[verdict] += count
+        return totals
+
+    def _tiers(self) -> dict[str, float]:
+        totals = {"light": 0.0, "large": 0.0}
+        for (_, tier, _), count in self._telemetry.routed.values.items():
+            if tier in totals:
+                totals[tier] += count
+        return totals
+
+
+def _labels(telemetry: Telemetry) -> list[tuple[str, ...]]:
+    return sorted(telemetry.stage_seconds.counts)
+
+
+def _quantiles(histogram: Histogram, labels: tuple[str, ...]) -> dict[str, float | None]:
+    return {name: _ms(histogram.quantile(q, *labels)) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+
+
+def _latency(histogram: Histogram, verdict: str) -> dict[str, float | None]:
+    """Of all routes together."""
+    merged = Histogram("", "", ())
+    merged.counts[()] = [0] * (len(LATENCY_BUCKETS) + 1)
+    for (_, of), counts in histogram.counts.items():
+        if of == verdict:
+            merged.counts[()] = [a + b for a, b in zip(merged.counts[()], counts, strict=True)]
+    return _quantiles(merged, ())
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)

@@ -1,0 +1,299 @@
+"""The composition root: builds the parts, lists the stages, starts and stops everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.front_store import FrontStore
+from gateway.adapters.system_clock import SystemClock
+from gateway.admin.server import AdminPort
+from gateway.admin.stats import Stats
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.config import Config
+from gateway.dialects.openai import OpenAI
+from gateway.errors import NotFound, StoreUnavailable
+from gateway.faults import Fault
+from gateway.flight import Flight
+from gateway.messages import Bypass, Request, Response, Vector
+from gateway.parts import DataDirLock, StartFailed, Stores, build_backends, build_embedder, open_stores, secret
+from gateway.pipeline import Handler, Stage, compose
+from gateway.policy.model import Policy, Route
+from gateway.ports import Clock, Dialect, Embedder, VectorIndex, Verifier
+from gateway.routing.breaker import State
+from gateway.routing.complexity import EASY, HARD, hardness_axis
+from gateway.server import DataPort
+from gateway.stages.admit import Admit, Price
+from gateway.stages.authenticate import Keys, Passthrough
+from gateway.stages.coalesce import Coalesce
+from gateway.stages.dispatch import Dispatch, Lane
+from gateway.stages.embed import Embed
+from gateway.stages.exact_lookup import ExactLookup, Uncached
+from gateway.stages.models import Models
+from gateway.stages.observe import Observe
+from gateway.stages.policy import ApplyPolicy, Chains, RouteTable
+from gateway.stages.protect import Protect
+from gateway.stages.render import Render
+from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit")
+REBUILD_RETRY_S = 2.0
+SAMPLE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all routes share."""
+
+    store: FrontStore
+    index: VectorIndex
+    embedder: Embedder
+    verifier: Verifier
+    lanes: Mapping[str, Lane]
+    prices: Mapping[str, Price]
+    flights: dict[str, Flight]
+    hardness: Vector | None
+    clock: Clock
+    telemetry: Telemetry
+    max_entry: int
+
+
+def route_chains(route: Route, parts: Parts) -> Chains:
+    """The stages of one route. What its policy turns off is not in its chain."""
+    clock, telemetry = parts.clock, parts.telemetry
+    dispatch = Dispatch(route, parts.lanes, clock, telemetry, parts.hardness)
+    exact = ExactLookup(parts.store, clock, telemetry, route.exact_ttl_s)
+    admit = Admit(parts.store, parts.index, clock, telemetry, route, max_entry=parts.max_entry, prices=parts.prices)
+    if route.exact_ttl_s is None and route.semantic is None:
+        calls: Sequence[Stage] = [Render(), Uncached(Bypass.POLICY)]
+    elif route.semantic is None:
+        calls = [Render(), exact, Coalesce(exact.at_hand, parts.flights), admit]
+    else:
+        calls = [
+            Render(),  # outermost: hits, followers and misses alike come out in the form that the client asked for
+            exact,  # the cheapest answer first
+            Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
+            Embed(parts.embedder),  # once, for the lookup, the index and the complexity
+            admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
+            SemanticLookup(parts.index, parts.store, parts.verifier, clock, telemetry, route.semantic),
+        ]
+    backends = {name: parts.lanes[name].backend for name in route.target.backends}
+    others: Sequence[Stage] = [Uncached(Bypass.PASS_THROUGH), Models(backends)]
+    return Chains(calls=compose(calls, dispatch), others=compose(others, dispatch))
+
+
+class Gateway:
+    """A gateway that runs; made by `running`."""
+
+    def __init__(
+        self, config: Config, parts: Parts, stores: Stores, policy: Policy, environ: Mapping[str, str]
+    ) -> None:
+        self.config = config
+        self.parts = parts
+        self.stores = stores
+        self.index_ready = False
+        self._table = self._build(policy)
+        self.data_port = DataPort(config.server, parts.clock, self.health)
+        self.stats = Stats(parts.telemetry, parts.clock, self.describe)
+        token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
+        self.admin_port = AdminPort(config.server.admin, token, parts.telemetry, self.stats, before_scrape=self.sample)
+        self.data_address: tuple[str, int] = ("", 0)
+        self.admin_address: tuple[str, int] = ("", 0)
+
+    @property
+    def policy(self) -> Policy:
+        return self._table.policy
+
+    def apply(self, policy: Policy) -> None:
+        """Puts `policy` in force: all is built first, then one reference is swapped."""
+        self._table = self._build(policy)
+
+    def policy_reloaded(self, policy: Policy | None, faults: Sequence[Fault]) -> None:
+        """What to do after an attempt to reload: None means that it failed and the last good one stays."""
+        if policy is not None:
+            self.apply(policy)
+            LOG.info("policy reloaded", extra={"fields": {"hash": policy.hash}})
+        else:
+            LOG.error("policy rejected, the last good one stays", extra={"fields": {"faults": list(map(str, faults))}})
+        self.parts.telemetry.policy_reload_ok.set(value=0.0 if policy is None else 1.0)
+        self.stats.policy_faults = tuple(map(str, faults))
+
+    def _build(self, policy: Policy) -> RouteTable:
+        telemetry = self.parts.telemetry
+        table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
+        telemetry.policy_info.values.clear()
+        telemetry.policy_info.set(policy.hash, value=1.0)
+        for route in policy.routes:
+            # No audits yet: nothing is known of the ratio, and its interval is everything.
+            telemetry.wrong_hit_ratio.values.setdefault((route.name,), math.nan)
+            telemetry.wrong_hit_ratio_low.values.setdefault((route.name,), 0.0)
+            telemetry.wrong_hit_ratio_high.values.setdefault((route.name,), 1.0)
+        return table
+
+    def handler(self) -> Handler:
+        """The stages that every request passes; `ApplyPolicy` hands it on to those of its route."""
+        telemetry, clock = self.parts.telemetry, self.parts.clock
+        dialects: tuple[Dialect, ...] = (OpenAI(),)
+        return compose(
+            [
+                Observe(telemetry, clock),  # outermost: sees every outcome
+                Protect(  # errors become responses here, so nothing but `Observe` may stand outside
+                    telemetry,
+                    inflight=lambda: self.data_port.inflight,
+                    max_inflight=self.config.server.max_inflight,
+                    fallback=dialects[0],
+                ),
+                self._authenticate(),  # before the body is read: strangers cost nothing
+                ApplyPolicy(lambda: self._table, dialects),
+            ],
+            _nowhere,
+        )
+
+    def _authenticate(self) -> Stage:
+        auth = self.config.auth
+        if auth.mode == "passthrough":
+            return Passthrough()
+        return Keys({digest: tenant for tenant, digests in auth.keys.items() for digest in digests})
+
+    async def health(self) -> tuple[bool, dict[str, Any]]:
+        """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
+        store = State(self.stores.redis.breaker).name.lower()
+        return True, {"store_breaker": store, "index_ready": self.index_ready, "policy": self.policy.hash}
+
+    async def sample(self) -> None:
+        """Reads the gauges that nobody updates as things happen."""
+        telemetry, parts = self.parts.telemetry, self.parts
+        now = parts.clock.monotonic()
+        for name, lane in parts.lanes.items():
+            telemetry.backend_inflight.set(name, value=lane.backend.inflight)
+            telemetry.breaker_state.set(name, value=lane.breaker.state(now))
+        telemetry.cache_entries.set("front", value=len(parts.store))
+        telemetry.cache_bytes.set("front", value=parts.store.bytes)
+        telemetry.cache_entries.set("index", value=parts.index.size)
+        telemetry.cache_bytes.set("index", value=parts.index.bytes)
+        try:
+            stored = await parts.store.stats()
+        except StoreUnavailable:
+            return  # the last figures stand
+        telemetry.cache_entries.set("store", value=stored.entries)
+        telemetry.cache_bytes.set("store", value=stored.bytes)
+
+    def describe(self) -> dict[str, Any]:
+        """What the dashboard says beside the figures."""
+        now = self.parts.clock.monotonic()
+        return {
+            "policy": {
+                "hash": self.policy.hash,
+                "routes": [route.name for route in self.policy.routes],
+                "warnings": list(map(str, self.policy.warnings)),
+            },
+            "backends": {
+                name: {"inflight": lane.backend.inflight, "breaker": lane.breaker.state(now).name.lower()}
+                for name, lane in self.parts.lanes.items()
+            },
+            "store_breaker": State(self.stores.redis.breaker).name.lower(),
+            "index_ready": self.index_ready,
+            "embedder": self.parts.embedder.fingerprint,
+            "cache": {
+                "entries": {kind: value for (kind,), value in self.parts.telemetry.cache_entries.values.items()},
+                "bytes": {kind: value for (kind,), value in self.parts.telemetry.cache_bytes.values.items()},
+            },
+        }
+
+    async def rebuild_index(self) -> None:
+        """Fills the index from the store, which is the source of truth; until then its entries are semantic misses."""
+        while not self.index_ready:
+            try:
+                async for stored in self.parts.store.vectors():
+                    if stored.expires > self.parts.clock.wall():
+                        await self.parts.index.add(stored.fingerprint, stored.scope, stored.vector)
+                self.index_ready = True
+            except StoreUnavailable:
+                await asyncio.sleep(REBUILD_RETRY_S)
+
+    async def keep_history(self) -> None:
+        while True:
+            await self.sample()
+            self.stats.record()
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+@asynccontextmanager
+async def running(
+    config: Config, policy: Policy, environ: Mapping[str, str], clock: Clock | None = None
+) -> AsyncIterator[Gateway]:
+    """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
+    step fails. Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
+    clock = clock or SystemClock()
+    async with AsyncExitStack() as stack:
+        lock = DataDirLock(config.data_dir)
+        stack.callback(lock.release)
+        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
+        stack.callback(embedder.close)
+        stores = await open_stores(config, encoder.fingerprint, clock)
+        stack.push_async_callback(stores.close)
+        index = FaissIndex(encoder.dimension, max_entries=config.index.max_entries)
+        stack.callback(index.close)
+        backends = build_backends(config, environ, clock)
+        for backend in backends.values():
+            stack.push_async_callback(backend.close)
+        parts = Parts(
+            store=stores.front,
+            index=index,
+            embedder=embedder,
+            verifier=ThresholdVerifier(),
+            lanes={name: Lane(backend) for name, backend in backends.items()},
+            prices={
+                n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()
+            },
+            flights={},
+            hardness=await hardness_of(config, embedder),
+            clock=clock,
+            telemetry=Telemetry(),
+            max_entry=config.store.max_entry,
+        )
+        gateway = Gateway(config, parts, stores, policy, environ)
+        gateway.policy_reloaded(policy, ())
+        for background in (gateway.rebuild_index(), gateway.keep_history()):
+            task = asyncio.create_task(background)
+            stack.push_async_callback(cancelled, task)
+        gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
+        stack.push_async_callback(gateway.admin_port.stop)
+        gateway.data_address = await listening(
+            gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
+        )
+        stack.push_async_callback(gateway.data_port.stop)
+        yield gateway
+
+
+async def hardness_of(config: Config, embedder: Embedder) -> Vector | None:
+    """The axis of difficulty among embeddings; hashed words know none."""
+    if config.embedder.adapter == "hash":
+        return None
+    vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
+    return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
+
+
+async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:
+    try:
+        return await start
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _nowhere(request: Request) -> Response:
+    raise NotFound(f"no route for {request.path}")  # `ApplyPolicy` never asks for it

@@ -1,0 +1,25 @@
+"""A stored entry as an answer. Pure."""
+
+from __future__ import annotations
+
+from gateway.bodies import Ready
+from gateway.cache.freshness import Freshness
+from gateway.messages import Entry, Event, EventStream, Provenance, Response, Verdict, Whole
+
+
+def answer_from(entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None) -> Response:
+    """In the form in which it was stored; `Render` turns it into the one the client wants."""
+    if entry.streamed:
+        body: Whole | EventStream = EventStream(Ready(tuple(Event(data) for data in entry.payload)))
+    else:
+        body = Whole(entry.payload[0])
+    provenance = Provenance(
+        verdict,
+        similarity=similarity,
+        age_s=freshness.age_s,
+        ttl_s=freshness.ttl_s,
+        backend=entry.backend,
+        saved_tokens=entry.input_tokens + entry.output_tokens,
+        saved_dollars=entry.cost_dollars,
+    )
+    return Response(200, (("Content-Type", entry.content_type),), body, provenance)

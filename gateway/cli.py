@@ -1,0 +1,147 @@
+"""The command line: `nearhit serve | demo | check | explain | model`. Exit code 0 good, 1 fault found, 2 usage."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import orjson
+import uvloop
+
+from gateway.adapters.child import ChildFailed
+from gateway.demo.play import DemoFailed, demo
+from gateway.errors import Refused
+from gateway.explain import Explanation, explain
+from gateway.faults import ConfigInvalid
+from gateway.modelkit.fetch import FetchFailed, fetch
+from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
+from gateway.parts import StartFailed
+from gateway.policy.check import check
+from gateway.serve import serve, serve_upstream
+from gateway.units import Address, parse_address
+
+GOOD, FAULT, USAGE = 0, 1, 2
+# What may go wrong for an operator, each with one clear sentence as its text.
+EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoFailed, Refused)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    command: Callable[[argparse.Namespace], int] | None = getattr(arguments, "command", None)
+    if command is None:
+        parser.print_help(sys.stderr)
+        return USAGE
+    try:
+        return command(arguments)
+    except ConfigInvalid as error:
+        for fault in error.faults:
+            print(fault, file=sys.stderr)
+        return FAULT
+    except EXPECTED as error:
+        print(f"nearhit: {error}", file=sys.stderr)
+        return FAULT
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nearhit", description="Semantic response cache and adaptive routing gateway for model endpoints."
+    )
+    parser.add_argument("--version", action="version", version=f"nearhit {version('nearhit')}")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--config", type=Path, default=Path("config.yaml"), help="default: %(default)s")
+    shared.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[shared], help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    served = add("serve", run_serve, "Run the gateway until it is told to stop.")
+    served.add_argument("--upstream", metavar="URL", help="no config file: put the gateway before this one endpoint")
+    served.add_argument("--listen", metavar="HOST:PORT", type=address, help="instead of server.listen")
+    served.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
+    served.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+    add("demo", run_demo, "Run the gateway before two real models and play a short sample of traffic.")
+
+    checked = add("check", run_check, "List every fault of the configuration and of all policies at once.")
+    checked.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
+
+    explained = add("explain", run_explain, "Say what would become of a request, without sending it.")
+    explained.add_argument("request", metavar="REQUEST.json", type=Path, help="a body, or {path, headers, body}")
+    explained.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
+
+    model = commands.add_parser("model", help="The embedding model.")
+    fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
+        "fetch", parents=[shared], help="Fetch, export and check the embedding model."
+    )
+    fetched.add_argument("--model-dir", type=Path, default=None, help="where models are kept")
+    fetched.add_argument("--build-env", type=Path, default=None, help="keep the build environment here")
+    fetched.set_defaults(command=run_fetch)
+    return parser
+
+
+def address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    options = {"listen": arguments.listen, "admin": arguments.admin, "log_level": arguments.log_level}
+    if arguments.upstream is not None:
+        uvloop.run(serve_upstream(arguments.upstream, os.environ, **options))
+    else:
+        uvloop.run(serve(arguments.config, os.environ, **options))
+    return GOOD
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    uvloop.run(demo(arguments.config, os.environ))
+    return GOOD
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    result = check(arguments.paths, arguments.config)
+    if arguments.json:
+        print(orjson.dumps(result.as_json()).decode())
+        return FAULT if result.faults else GOOD
+    for fault in result.faults:
+        print(fault)
+    for warning in result.warnings:
+        print(f"warning: {warning}")
+    if not result.faults:
+        print(f"{len(result.files)} files, no faults")
+    return FAULT if result.faults else GOOD
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
+    print(orjson.dumps(explanation.as_json()).decode() if arguments.json else explanation.as_text())
+    return GOOD if arguments.expect is None else _expectation(explanation, arguments.expect)
+
+
+def _expectation(explanation: Explanation, expected: str) -> int:
+    if expected in (explanation.backend, explanation.tier):
+        return GOOD
+    print(f"nearhit: expected {expected}, chosen is {explanation.backend}", file=sys.stderr)
+    return FAULT
+
+
+def run_fetch(arguments: argparse.Namespace) -> int:
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    directory = fetch(arguments.model_dir or default_model_dir(), progress, arguments.build_env)
+    print(orjson.dumps({"model": str(directory)}).decode() if arguments.json else f"the model is in {directory}")
+    return GOOD

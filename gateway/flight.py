@@ -1,0 +1,149 @@
+"""One answer on its way to any number of clients, each reading at its own speed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import replace
+from typing import Any
+
+from gateway.bodies import Guarded, close_body
+from gateway.errors import BackendError, StreamBroken
+from gateway.messages import Event, EventStream, Response, Whole
+
+# What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
+# than its slowest reader takes it.
+MAX_BUFFER_BYTES = 8 * 1024 * 1024
+# A reader that takes nothing for so long while others wait for it is cut off.
+MAX_STALL_S = 20.0
+
+
+class Flight:
+    """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
+    cancelled, upstream too, when the last one has left."""
+
+    def __init__(self, answer: Awaitable[Response]) -> None:
+        self._items: list[Any] = []
+        self._trimmed = 0  # how many items are no longer held
+        self._size = 0
+        self._positions: dict[object, int] = {}  # reader -> number of the item it takes next
+        self._over = False
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()  # replaced whenever it is set: wakes the readers
+        self._taken = asyncio.Event()  # wakes the flight when it waits for room
+        self._head: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.ensure_future(self._fly(answer))
+
+    @property
+    def open(self) -> bool:
+        """Whether a newcomer still gets the whole answer."""
+        return self._trimmed == 0 and self._error is None and not self.task.cancelling()
+
+    async def join(self) -> Response:
+        """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
+        reader = object()
+        self._positions[reader] = 0
+        try:
+            head = await asyncio.shield(self._head)
+        except BaseException:
+            self._leave(reader)
+            raise
+        if isinstance(head.body, Whole):
+            self._leave(reader)
+            return head
+        items = Guarded(self._read(reader), lambda: self._leave(reader))
+        return replace(head, body=type(head.body)(items))
+
+    def _leave(self, reader: object) -> None:
+        self._positions.pop(reader, None)
+        self._taken.set()
+        if not self._positions and not self._over:
+            self.task.cancel()
+
+    # The reader's side
+
+    async def _read(self, reader: object) -> AsyncGenerator[Any, None]:
+        while True:
+            position = self._positions.get(reader)
+            if position is None:
+                raise StreamBroken("the client read too slowly while others waited for the same answer")
+            if position < self._trimmed + len(self._items):
+                self._positions[reader] = position + 1
+                item = self._items[position - self._trimmed]
+                self._taken.set()
+                yield item
+            elif self._error is not None:
+                raise self._error
+            elif self._over:
+                return
+            else:
+                await self._changed.wait()
+
+    # The flight's side
+
+    async def _fly(self, answer: Awaitable[Response]) -> None:
+        try:
+            response = await answer
+            self._head.set_result(response)
+            await self._record(response)
+        except Exception as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(BackendError("the call was cancelled", retryable=False))
+            raise
+        finally:
+            self._over = True
+            self._wake()
+
+    async def _record(self, response: Response) -> None:
+        body = response.body
+        if isinstance(body, Whole):
+            return
+        try:
+            async for item in body.events if isinstance(body, EventStream) else body.chunks:
+                self._items.append(item)
+                self._size += _size(item)
+                self._wake()
+                if self._size > MAX_BUFFER_BYTES:
+                    await self._make_room()
+        finally:
+            await close_body(body)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error if isinstance(error, StreamBroken) else StreamBroken(str(error))
+        if not self._head.done():
+            self._head.set_exception(error)
+            self._head.exception()  # seen: the last client may have left already
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _make_room(self) -> None:
+        while self._size > MAX_BUFFER_BYTES:
+            self._trim()
+            if self._size <= MAX_BUFFER_BYTES:
+                return
+            self._taken.clear()
+            try:
+                async with asyncio.timeout(MAX_STALL_S):
+                    await self._taken.wait()
+            except TimeoutError:
+                self._drop_slowest()
+
+    def _trim(self) -> None:
+        """Lets go of what every reader has taken."""
+        done = min(self._positions.values(), default=self._trimmed) - self._trimmed
+        self._size -= sum(map(_size, self._items[:done]))
+        del self._items[:done]
+        self._trimmed += done
+
+    def _drop_slowest(self) -> None:
+        """A lone reader holds nobody up but itself; the backend's own time limits end it."""
+        if len(self._positions) > 1:
+            self._positions.pop(min(self._positions, key=self._positions.__getitem__))
+            self._wake()
+
+
+def _size(item: Event | bytes) -> int:
+    return len(item.data) if isinstance(item, Event) else len(item)

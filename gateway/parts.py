@@ -1,0 +1,134 @@
+"""Builds the real adapters that a configuration names. Used by `app` alone."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.front_store import FrontStore
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.triton_backend import TritonBackend
+from gateway.config import Config, Embedder, OpenAIBackendConfig
+from gateway.modelkit.files import default_model_dir
+from gateway.ports import Backend, Clock, TextEncoder
+
+# On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
+SHARED_FRONT_MAX_AGE_S = 5.0
+
+
+class StartFailed(Exception):
+    """The gateway cannot start; the message is one sentence for the operator."""
+
+
+class DataDirLock:
+    """One gateway a data directory: two would fight over its store."""
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (data_dir / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StartFailed(f"another gateway uses the data directory {data_dir}") from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    front: FrontStore
+    redis: RedisStore
+    server: EmbeddedValkey | None
+
+    async def close(self) -> None:
+        await self.redis.close()
+        if self.server is not None:
+            await self.server.stop()
+
+
+async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
+    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start;
+    an outside server that is absent is no failure: its requests are misses until it is there."""
+    server = None
+    url = config.store.url
+    if url == "embedded":
+        server = await EmbeddedValkey.start(config.data_dir, max_memory=config.store.max_memory)
+        url = server.url
+    redis = RedisStore(connect(url), embedder=embedder, timeout_s=config.store.timeout, clock=clock)
+    max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
+    front = FrontStore(redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock)
+    return Stores(front, redis, server)
+
+
+def build_encoder(config: Embedder) -> TextEncoder:
+    """Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
+    if config.adapter == "hash":
+        return HashEncoder()
+    if config.adapter == "onnx":
+        return OnnxEncoder((config.model_dir or default_model_dir()) / config.model, threads=config.threads)
+    try:
+        # An extra of several GB: imported only where it is asked for.
+        module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
+    except ImportError as error:
+        raise StartFailed(
+            "embedder.adapter sentence-transformers needs an extra that is not installed "
+            f"({error}): pip install 'nearhit[sentence-transformers]'"
+        ) from None
+    encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
+    return encoder
+
+
+def build_embedder(config: Embedder) -> tuple[TextEncoder, BatchingEmbedder]:
+    encoder = build_encoder(config)
+    return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
+
+
+def build_backends(config: Config, environ: Mapping[str, str], clock: Clock) -> dict[str, Backend]:
+    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment."""
+    return {name: _backend(name, section, config, environ, clock) for name, section in config.backends.items()}
+
+
+def _backend(name: str, section: Any, config: Config, environ: Mapping[str, str], clock: Clock) -> Backend:
+    if isinstance(section, OpenAIBackendConfig):
+        return HttpBackend(
+            name,
+            section.url,
+            session=open_session(section.timeouts.connect, section.max_concurrency),
+            model=section.model,
+            api_key=secret(environ, section.api_key_env, f"backends.{name}.api_key_env"),
+            forward_credentials=config.auth.mode == "passthrough",
+            max_concurrency=section.max_concurrency,
+            timeouts=section.timeouts,
+        )
+    scheme, _, address = section.url.partition("://")
+    return TritonBackend(
+        name,
+        address,
+        tls=scheme == "grpcs",
+        model=section.model,
+        embedding_model=section.embedding_model,
+        tensors=section.tensors,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+    )
+
+
+def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+    if variable is None:
+        return None
+    value = environ.get(variable, "")
+    if not value:
+        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
+    return value

@@ -1,0 +1,41 @@
+"""The headers that tell a client what the gateway did. Pure."""
+
+from __future__ import annotations
+
+from gateway.messages import Provenance, Verdict
+from gateway.trace import Trace
+
+HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
+
+
+def cache_status(provenance: Provenance) -> str:
+    """RFC 9211."""
+    verdict = provenance.verdict
+    if verdict in HITS:
+        ttl = f"; ttl={int(provenance.ttl_s)}" if provenance.ttl_s is not None and verdict is Verdict.EXACT else ""
+        return f"nearhit; hit; detail={verdict}{ttl}"
+    if verdict is Verdict.COALESCED:
+        return "nearhit; fwd=miss; collapsed"
+    stored = "; stored" if provenance.stored else ""
+    if verdict is Verdict.BYPASS:
+        return f"nearhit; fwd=bypass; detail={provenance.reason}{stored}"
+    return f"nearhit; fwd=miss{stored}"
+
+
+def explaining(provenance: Provenance, trace: Trace) -> list[tuple[str, str]]:
+    """What the policy's `expose_headers` shows or hides."""
+    headers = [("Cache-Status", cache_status(provenance))]
+    if provenance.age_s is not None:
+        headers.append(("Age", str(int(provenance.age_s))))
+    if provenance.similarity is not None:
+        headers.append(("x-nearhit-similarity", f"{provenance.similarity:.4f}"))
+    if provenance.backend is not None and provenance.verdict not in HITS:
+        headers.append(("x-nearhit-backend", provenance.backend))
+    if trace.route:
+        headers.append(("x-nearhit-route", trace.route))
+    if trace.complexity is not None:
+        headers.append(("x-nearhit-complexity", f"{trace.complexity:.2f}"))
+    timing = trace.server_timing()
+    if timing:
+        headers.append(("Server-Timing", timing))
+    return headers

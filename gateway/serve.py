@@ -1,0 +1,74 @@
+"""`nearhit serve`: the gateway until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gateway import logs
+from gateway.app import cancelled, running
+from gateway.config import Config
+from gateway.config.load import load_config, upstream_config
+from gateway.policy.model import Policy
+from gateway.policy.watch import PolicyHolder
+from gateway.units import Address
+
+
+async def serve(
+    path: Path, environ: Mapping[str, str], *, listen: Address | None, admin: Address | None, log_level: str
+) -> None:
+    """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
+    logs.set_up(log_level)
+    config = at(load_config(path, environ), listen, admin)
+    holder = PolicyHolder(config)
+    async with running(config, holder.current, environ) as gateway:
+        holder.on_reload = gateway.policy_reloaded
+        watcher = asyncio.create_task(holder.watch())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, holder.reload)
+        try:
+            announce(gateway.data_address, gateway.admin_address)
+            await until_signalled()
+        finally:
+            await cancelled(watcher)
+
+
+async def serve_upstream(
+    url: str, environ: Mapping[str, str], *, listen: Address | None, admin: Address | None, log_level: str
+) -> None:
+    """Serves one endpoint, with both caches on and no file at all."""
+    logs.set_up(log_level)
+    config, policy = upstream_config(url)
+    async with running(at(config, listen, admin), policy, environ) as gateway:
+        announce(gateway.data_address, gateway.admin_address)
+        await until_signalled()
+
+
+def at(config: Config, listen: Address | None, admin: Address | None) -> Config:
+    """The configuration with the addresses of the command line."""
+    chosen = {name: value for name, value in (("listen", listen), ("admin", admin)) if value is not None}
+    return config.model_copy(update={"server": config.server.model_copy(update=chosen)}) if chosen else config
+
+
+def announce(data: tuple[str, int], admin: tuple[str, int]) -> None:
+    """One line for people, when both ports are open: scripts wait for it."""
+    print(f"nearhit serves http://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}", file=sys.stderr, flush=True)
+
+
+async def until_signalled() -> None:
+    """Returns on SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await stop.wait()
+        logging.getLogger("nearhit").info("stopping")
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):
+                loop.remove_signal_handler(number)

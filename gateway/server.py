@@ -1,0 +1,171 @@
+"""The data port: sockets, limits, health, drain. Turns aiohttp's requests into ours and our responses into bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies import Ready, close_body
+from gateway.config.schema import Server as ServerConfig
+from gateway.errors import StreamBroken
+from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
+from gateway.pipeline import Handler
+from gateway.ports import Clock
+from gateway.request_body import HttpBody
+from gateway.response_headers import explaining
+from gateway.trace import Trace
+
+HTTP_LOG = logging.getLogger("nearhit.http")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Events that are all there already go out in pieces of this size: one write an event costs five times as much.
+BURST_BYTES = 64 * 1024
+Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
+
+
+class DataPort:
+    """`health` answers /readyz: whether it is ready, and what it looked at."""
+
+    def __init__(self, config: ServerConfig, clock: Clock, health: Health) -> None:
+        self._config = config
+        self._clock = clock
+        self._health = health
+        self._runner: web.ServerRunner | None = None
+        self.inflight = 0
+        self.draining = False
+
+    async def start(self, handler: Handler) -> tuple[str, int]:
+        """Listens; returns the address, with the port that the system chose where 0 was asked for."""
+        self._handler = handler
+        server = web.Server(
+            self._serve,
+            request_factory=self._request,
+            handler_cancellation=True,  # a client that leaves cancels its request, upstream too
+            access_log=None,
+            logger=HTTP_LOG,
+            keepalive_timeout=self._config.idle_timeout,
+            max_line_size=self._config.max_header,
+            max_field_size=self._config.max_header,
+            lingering_time=2.0,
+            auto_decompress=False,  # what passes through stays as it is
+        )
+        self._runner = web.ServerRunner(server, shutdown_timeout=self._config.drain_timeout)
+        await self._runner.setup()
+        host, port = self._config.listen
+        await web.TCPSite(self._runner, host, port, backlog=1024).start()
+        address: tuple[str, int] = self._runner.addresses[0][:2]
+        return address
+
+    async def stop(self) -> None:
+        """Takes no more connections, lets what is in flight end within `drain_timeout`, then cuts."""
+        self.draining = True
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        path, _, query = http.raw_path.partition("?")
+        if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
+            return await self._report(path)
+        self.inflight += 1
+        try:
+            request = Request(
+                id=_request_id(http),
+                method=http.method,
+                path=path,
+                query=query,
+                headers=http.headers,
+                source=HttpBody(http, max_bytes=self._config.max_body, timeout_s=self._config.body_timeout),
+                received=self._clock.monotonic(),
+                trace=Trace(self._clock),
+            )
+            return await self._send(http, request, await self._handler(request))
+        finally:
+            self.inflight -= 1
+
+    async def _report(self, path: str) -> web.Response:
+        if path == "/healthz":
+            return web.Response(text="ok\n")
+        ready, seen = (False, {"draining": True}) if self.draining else await self._health()
+        body = orjson.dumps({"ready": ready, **seen})
+        return web.Response(status=200 if ready else 503, body=body, content_type="application/json")
+
+    async def _send(self, http: web.BaseRequest, request: Request, response: Response) -> web.StreamResponse:
+        headers: list[tuple[str, str]] = [*response.headers, ("x-request-id", request.id), ("Server", "nearhit")]
+        if request.trace.expose_headers:
+            headers += explaining(response.provenance, request.trace)
+        if isinstance(response.body, Whole):
+            if http.method == "HEAD":
+                return _headless(response.status, headers)
+            headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
+            return web.Response(status=response.status, headers=headers, body=response.body.data)
+        try:
+            return await self._relay(http, response, headers)
+        finally:
+            await close_body(response.body)
+
+    async def _relay(
+        self, http: web.BaseRequest, response: Response, headers: list[tuple[str, str]]
+    ) -> web.StreamResponse:
+        out = web.StreamResponse(status=response.status, headers=headers)
+        await out.prepare(http)
+        try:
+            if isinstance(response.body, EventStream):
+                await _write_events(out, response.body)
+            elif isinstance(response.body, ByteStream):
+                async for chunk in response.body.chunks:
+                    await out.write(chunk)
+            await out.write_eof()
+        except StreamBroken:
+            # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+            if http.transport is not None:
+                http.transport.abort()
+        return out
+
+
+async def _write_events(out: web.StreamResponse, body: EventStream) -> None:
+    if isinstance(body.events, Ready):
+        for burst in _bursts(body.events.rest()):
+            await out.write(burst)
+        return
+    async for event in body.events:
+        await out.write(event.frame())
+
+
+def _bursts(events: tuple[Event, ...]) -> list[bytes]:
+    bursts: list[bytes] = []
+    frames: list[bytes] = []
+    size = 0
+    for event in events:
+        frame = event.frame()
+        frames.append(frame)
+        size += len(frame)
+        if size >= BURST_BYTES:
+            bursts.append(b"".join(frames))
+            frames, size = [], 0
+    return [*bursts, b"".join(frames)] if frames else bursts
+
+
+def _headless(status: int, headers: list[tuple[str, str]]) -> web.Response:
+    """An answer to HEAD: the length of a body that is not sent."""
+    out = web.Response(status=status)
+    out.headers.clear()
+    for name, value in headers:
+        out.headers.add(name, value)
+    return out
+
+
+def _request_id(http: web.BaseRequest) -> str:
+    """The client's, where it is harmless in a log and a header; our own otherwise."""
+    given = http.headers.get("x-request-id")
+    if given is not None and REQUEST_ID.fullmatch(given):
+        return given
+    return os.urandom(12).hex()

@@ -1,0 +1,150 @@
+"""Stores what may be stored, before the flight lands: who comes next finds it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from gateway.bodies import Guarded
+from gateway.errors import StoreUnavailable
+from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Verdict, Whole
+from gateway.pipeline import Handler
+from gateway.policy.model import Route
+from gateway.ports import Clock, ResponseStore, VectorIndex
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit.store")
+MAX_TAGS, MAX_TAG_LENGTH = 32, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens."""
+
+    input_per_million: float = 0.0
+    output_per_million: float = 0.0
+
+    def of(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input_per_million + output_tokens * self.output_per_million) / 1e6
+
+
+class Admit:
+    """Never stores a semantic hit again: errors would spread from neighbour to neighbour."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        index: VectorIndex,
+        clock: Clock,
+        telemetry: Telemetry,
+        route: Route,
+        *,
+        max_entry: int,
+        prices: dict[str, Price],
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._clock = clock
+        self._telemetry = telemetry
+        self._route = route
+        self._max_entry = max_entry
+        self._prices = prices
+        self._lifetime_s = max(route.exact_ttl_s or 0.0, route.semantic.ttl_s if route.semantic else 0.0)
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        response = await forward(request)
+        call = request.call
+        if call is None or not request.fingerprint or response.provenance.verdict is not Verdict.MISS:
+            return response
+        if response.status != 200:
+            self._count(Admission.ERROR_STATUS)
+            return response
+        body = response.body
+        if isinstance(body, Whole):
+            stored = await self._admit(request, call, response, (body.data,), streamed=False)
+            return _marked(response) if stored else response
+        if isinstance(body, EventStream):
+            events = Guarded(self._recorded(request, call, response, body), source=body.events)
+            return _marked(replace(response, body=EventStream(events)))
+        self._count(Admission.TOO_LARGE)
+        return response
+
+    async def _recorded(
+        self, request: Request, call: Call, response: Response, body: EventStream
+    ) -> AsyncGenerator[Event, None]:
+        """Passes the events on and keeps them until there are too many; stored when the stream is complete."""
+        payload: list[bytes] = []
+        size = 0
+        async for event in body.events:
+            size += len(event.data)
+            if size <= self._max_entry:
+                payload.append(event.data)
+            yield event
+        if size > self._max_entry:
+            self._count(Admission.TOO_LARGE)
+            return
+        await self._admit(request, call, response, tuple(payload), streamed=True)
+
+    async def _admit(
+        self, request: Request, call: Call, response: Response, payload: tuple[bytes, ...], *, streamed: bool
+    ) -> bool:
+        inspection = call.dialect.inspect(call, payload, streamed)
+        admission = inspection.admission
+        if admission is Admission.STORED and sum(map(len, payload)) > self._max_entry:
+            admission = Admission.TOO_LARGE
+        self._count(admission)
+        if admission is not Admission.STORED:
+            return False
+        now = self._clock.wall()
+        price = self._prices.get(response.provenance.backend or "", Price())
+        entry = Entry(
+            fingerprint=request.fingerprint,
+            scope=request.scope,
+            tenant=request.tenant,
+            route=request.route,
+            model=call.model,
+            operation=call.operation,
+            dialect=call.dialect.name,
+            question=call.question,
+            streamed=streamed,
+            payload=payload,
+            content_type=response.content_type or "application/json",
+            created=now,
+            expires=now + self._lifetime_s,
+            backend=response.provenance.backend or "",
+            input_tokens=inspection.input_tokens,
+            output_tokens=inspection.output_tokens,
+            cost_dollars=price.of(inspection.input_tokens, inspection.output_tokens),
+            upstream_s=request.trace.spans.get("upstream", 0.0),
+            tags=tags_of(request.headers.get("cache-tag")),
+        )
+        return await self._put(request, entry)
+
+    async def _put(self, request: Request, entry: Entry) -> bool:
+        embedding = request.embedding
+        indexed = embedding is not None and not embedding.truncated and self._route.semantic is not None
+        vector = embedding.vector if indexed and embedding is not None else None
+        try:
+            with request.trace.span("store"):
+                await self._store.put(entry, vector)
+                if vector is not None:
+                    await self._index.add(entry.fingerprint, entry.scope, vector)
+        except StoreUnavailable as error:
+            self._telemetry.store_errors.add()
+            LOG.warning("an answer was not stored", extra={"fields": {"id": request.id, "error": str(error)}})
+            return False
+        return True
+
+    def _count(self, admission: Admission) -> None:
+        self._telemetry.admissions.add(self._route.name, admission)
+
+
+def _marked(response: Response) -> Response:
+    return replace(response, provenance=replace(response.provenance, stored=True))
+
+
+def tags_of(header: str | None) -> tuple[str, ...]:
+    """The tags of a `Cache-Tag` header; what exceeds the bounds is dropped."""
+    tags = (tag.strip() for tag in (header or "").split(","))
+    return tuple(dict.fromkeys(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]

@@ -1,0 +1,48 @@
+"""Identical misses share one flight: a crowd that asks the same makes one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.flight import Flight
+from gateway.messages import Request, Response, Verdict
+from gateway.pipeline import Handler
+
+
+class Coalesce:
+    """`flights` are those in the air, by fingerprint: all routes share them, so that a reload splits no crowd.
+    `at_hand` looks once more for an answer, without waiting: a flight may have landed while the store was asked."""
+
+    def __init__(self, at_hand: Callable[[Request], Response | None], flights: dict[str, Flight]) -> None:
+        self._at_hand = at_hand
+        self._flights = flights
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        key = request.fingerprint
+        if not key or request.directives.no_cache or request.directives.only_if_cached:
+            return await forward(request)
+        flight = self._flights.get(key)
+        if flight is not None and flight.open:
+            return _followed(await flight.join())
+        landed = self._at_hand(request)
+        if landed is not None:
+            return landed
+        return await self._start(key, request, forward).join()
+
+    def _start(self, key: str, request: Request, forward: Handler) -> Flight:
+        flight = self._flights[key] = Flight(forward(request))
+
+        def land(_: asyncio.Future[None]) -> None:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+        flight.task.add_done_callback(land)
+        return flight
+
+
+def _followed(response: Response) -> Response:
+    if response.provenance.verdict is not Verdict.MISS:
+        return response  # the flight ended in a semantic hit: so did this
+    return replace(response, provenance=replace(response.provenance, verdict=Verdict.COALESCED, stored=False))

@@ -1,0 +1,30 @@
+"""Turns the question into a vector, for the semantic lookup, for the index and for the complexity estimate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.errors import EmbedderUnavailable
+from gateway.messages import Bypass, Request, Response
+from gateway.pipeline import Handler
+from gateway.ports import Embedder
+
+
+class Embed:
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        call = request.call
+        if call is None or call.question is None:
+            request.trace.note = request.trace.note or (call.no_question if call else None)
+            return await forward(request)
+        try:
+            with request.trace.span("embed"):
+                embedding = await self._embedder.embed(call.question)
+        except EmbedderUnavailable:
+            request.trace.note = Bypass.EMBEDDER
+            return await forward(request)
+        if embedding.truncated:
+            request.trace.note = Bypass.TOO_LONG
+        return await forward(replace(request, embedding=embedding))

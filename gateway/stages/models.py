@@ -1,0 +1,59 @@
+"""GET /v1/models: what all backends of the route offer, as one list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway.errors import BackendError, NotFound
+from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
+from gateway.pipeline import Handler
+from gateway.ports import Backend
+
+PATH = "/v1/models"
+
+
+class Models:
+    """With one HTTP backend the request passes through as it is; otherwise the lists are merged, the first name wins.
+
+    A backend that cannot say is left out; when none can, that is the answer.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
+        self._backends = backends
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        if request.method != "GET" or not (request.path == PATH or request.path.startswith(PATH + "/")):
+            return await forward(request)
+        backends = list(self._backends.values())
+        if len(backends) == 1 and backends[0].http:
+            return await forward(request)
+        models = await self._merged(request)
+        name = request.path.removeprefix(PATH).lstrip("/")
+        if not name:
+            return _json({"object": "list", "data": list(models.values())})
+        if name not in models:
+            raise NotFound(f"the model {name[:100]!r} does not exist")
+        return _json(models[name])
+
+    async def _merged(self, request: Request) -> dict[str, dict[str, Any]]:
+        answers = await asyncio.gather(
+            *(backend.models(request) for backend in self._backends.values()), return_exceptions=True
+        )
+        models: dict[str, dict[str, Any]] = {}
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                for model in answer:
+                    models.setdefault(str(model.get("id")), model)
+        if failures and len(failures) == len(answers):
+            raise failures[0] if isinstance(failures[0], BackendError) else BackendError("no backend lists its models")
+        return models
+
+
+def _json(value: object) -> Response:
+    provenance = Provenance(Verdict.BYPASS, reason=Bypass.PASS_THROUGH)
+    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(value)), provenance)

@@ -1,0 +1,77 @@
+"""Reads the call, finds its route, and hands it to that route's chain of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.cache.directives import parse_directives
+from gateway.cache.keys import fingerprint_of, owner_of, scope_of
+from gateway.messages import Call, Request, Response
+from gateway.pipeline import Handler
+from gateway.policy.model import Policy, Route
+from gateway.ports import Dialect
+from gateway.routing.budget import budget_of
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """A route's stages for the calls that a dialect understands, and for all else."""
+
+    calls: Handler
+    others: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """A policy with a chain of stages for each route, swapped as one."""
+
+    policy: Policy
+    chains: Mapping[str, Chains]
+
+
+class ApplyPolicy:
+    """`table` returns the one in force; a request keeps to the one it met, whatever is swapped meanwhile."""
+
+    def __init__(self, table: Callable[[], RouteTable], dialects: Sequence[Dialect]) -> None:
+        self._table = table
+        self._dialects = dialects
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:  # noqa: ARG002 - the route's chain follows
+        table = self._table()
+        request, call = await self._read(request)
+        route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
+        request.trace.route = route.name
+        request.trace.expose_headers = route.expose_headers
+        chains = table.chains[route.name]
+        return await (chains.others if call is None else chains.calls)(routed(request, call, route))
+
+    async def _read(self, request: Request) -> tuple[Request, Call | None]:
+        for dialect in self._dialects:
+            if dialect.claims(request.method, request.path):
+                request.trace.dialect = dialect
+                request = replace(request, body=await request.source.read())
+                return request, dialect.parse(request)
+        return request, None
+
+
+def routed(request: Request, call: Call | None, route: Route) -> Request:
+    """The request with all that its route decides. Raises `BadRequest` on budgets that are no durations."""
+    budget = budget_of(request.headers, route.latency_budget_s)
+    caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
+    directives = parse_directives(request.headers.get("cache-control"))
+    scope = fingerprint = ""
+    if caching and call is not None and not directives.no_store:
+        owner = owner_of(route.share, request.tenant, call.user)
+        scope, fingerprint = scope_of(owner, route.name, call), fingerprint_of(owner, route.name, call)
+    return replace(
+        request,
+        call=call,
+        route=route.name,
+        directives=directives,
+        scope=scope,
+        fingerprint=fingerprint,
+        deadline=None if budget.total_s is None else request.received + budget.total_s,
+        ttft_deadline=None if budget.ttft_s is None else request.received + budget.ttft_s,
+        tpot_s=budget.tpot_s,
+    )

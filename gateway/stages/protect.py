@@ -1,0 +1,49 @@
+"""The one place where errors become responses, and where the gateway refuses what it cannot bear."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gateway.errors import Overloaded, Refused
+from gateway.messages import Provenance, Request, Response, Verdict, Whole
+from gateway.pipeline import Handler
+from gateway.ports import Dialect
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit")
+
+
+class Protect:
+    """`inflight` counts the requests whose answers are not yet over, this one included; `fallback` is the dialect whose
+    error shape is used where the request's own is not known."""
+
+    def __init__(
+        self, telemetry: Telemetry, *, inflight: Callable[[], int], max_inflight: int, fallback: Dialect
+    ) -> None:
+        self._telemetry = telemetry
+        self._inflight = inflight
+        self._max_inflight = max_inflight
+        self._fallback = fallback
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        if self._inflight() > self._max_inflight:
+            self._telemetry.shed.add("max_inflight")
+            return self._refuse(
+                request, Overloaded("the gateway is at its limit of concurrent requests", retry_after_s=1)
+            )
+        try:
+            return await forward(request)
+        except Refused as error:
+            return self._refuse(request, error)
+        except Exception:
+            LOG.exception("internal error", extra={"fields": {"id": request.id}})
+            return self._refuse(request, Refused(f"internal error; the log has more under request id {request.id}"))
+
+    def _refuse(self, request: Request, error: Refused) -> Response:
+        dialect = request.trace.dialect or self._fallback
+        headers = [("Content-Type", "application/json")]
+        if error.retry_after_s is not None:
+            headers.append(("Retry-After", str(error.retry_after_s)))
+        body = Whole(dialect.error(error.kind, error.message))
+        return Response(error.status, tuple(headers), body, Provenance(Verdict.MISS, reason=error.kind))

