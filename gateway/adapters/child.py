@@ -15,7 +15,7 @@ TAIL_LINES = 12  # of the log, in an error: a start-up failure names its cause i
 TAIL_BYTES = 4096
 
 
-class ChildFailed(Exception):  # noqa: N818 - says what happened, like the rest of the error tree
+class ChildFailed(Exception):
     """A child could not be started, ended before it was ready, or was not ready in time."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gateway.demo.errors import ModelsUnavailable
 from gateway.demo.passages import Passage, read_passages
 from gateway.demo.repository.answering import Corpus
 from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors
@@ -20,21 +21,19 @@ SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each m
 ENCODER_NAME = "all-MiniLM-L6-v2"
 
 
-class NothingToAnswerFrom(Exception):
-    """There is no documentation under the given root."""
-
-
 def build_repository(models: Path, doc_root: Path, target: Path, progress: Callable[[str], None]) -> Path:
     """Makes the model repository at `target` unless it is there and up to date; returns `target`.
 
     `models` is the directory that holds the encoder, `doc_root` the one with README.md and docs/. Raises
-    `NothingToAnswerFrom`, and `OSError` when the encoder is not there.
+    `ModelsUnavailable` when there is no encoder or no documentation.
     """
     encoder = models / ENCODER_NAME
     model, tokenizer = encoder / "model.onnx", encoder / "tokenizer.json"
+    if not (model.is_file() and tokenizer.is_file()):
+        raise ModelsUnavailable(f"the embedding model is not in {encoder}: run `nearhit model fetch`")
     passages = read_passages(doc_root)
     if not passages:
-        raise NothingToAnswerFrom(f"there is no documentation (README.md, docs/*.md) under {doc_root}")
+        raise ModelsUnavailable(f"there is no documentation (README.md, docs/*.md) under {doc_root}")
     static = ensure_static_vectors(model, tokenizer, models / f"{ENCODER_NAME}-static", progress)
     digest, stamp = _digest(passages, static, model), target / "built-from.sha256"
     if stamp.is_file() and stamp.read_text() == digest:

@@ -20,16 +20,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from gateway.demo.errors import TritonUnavailable
+
 Progress = Callable[[str], None]
 
 MIN_GLIBC = (2, 35)  # the wheel's platform tag: manylinux_2_35
 PYTHONS = ((3, 11), (3, 12))  # those that both numpy 1.26 and the server's python backend exist for
 INSTALL_TIMEOUT_S = 900  # 100 MB of wheels over a slow line
 APT_TIMEOUT_S = 120
-
-
-class TritonUnavailable(Exception):
-    """Triton cannot run here; one sentence that says why and what would help."""
 
 
 @dataclass(frozen=True, slots=True)

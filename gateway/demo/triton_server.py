@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.adapters.child import ChildFailed, ChildProcess
-from gateway.demo.triton_environment import TritonEnvironment, TritonUnavailable
+from gateway.demo.errors import TritonUnavailable
+from gateway.demo.triton_environment import TritonEnvironment
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 60.0  # 2.5 s with three models on an idle machine; loaded machines were 10 times slower

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from gateway.modelkit.files import default_model_dir
 
 from gateway.demo.build import ENCODER_NAME
 from gateway.demo.repository.encoders import MiniLm, StaticVectors
 from gateway.demo.static_vectors import ensure_static_vectors
-from gateway.modelkit.files import default_model_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.demo import triton_environment as module
-from gateway.demo.triton_environment import TritonUnavailable, check_platform, ensure_libpython, ensure_triton
+from gateway.demo.errors import TritonUnavailable
+from gateway.demo.triton_environment import check_platform, ensure_libpython, ensure_triton
 
 
 def silent(message: str) -> None: ...

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as client_module
-
 from gateway.adapters.onnx_encoder import OnnxEncoder
+
 from gateway.demo.repository.answering import UNKNOWN
 from gateway.demo.repository.encoders import Vectors
 from tests.demo.conftest import Questions

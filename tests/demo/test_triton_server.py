@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.triton_environment import TritonEnvironment, TritonUnavailable, ensure_triton
+from gateway.demo.errors import TritonUnavailable
+from gateway.demo.triton_environment import TritonEnvironment, ensure_triton
 from gateway.demo.triton_server import SHARED_MEMORY, TritonPorts, TritonServer
 from tests.fixtures.triton import CHECKOUT, RunningTriton, free_ports
 

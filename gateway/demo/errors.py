@@ -1,0 +1,15 @@
+"""Why the demo cannot run: each error is one sentence for the person at the terminal, cause and remedy."""
+
+from __future__ import annotations
+
+
+class DemoUnavailable(Exception):
+    """The demo's models cannot be built or served here."""
+
+
+class TritonUnavailable(DemoUnavailable):
+    """Triton cannot be installed or started on this machine."""
+
+
+class ModelsUnavailable(DemoUnavailable):
+    """What the models are built from is not there."""
