@@ -14,7 +14,9 @@ import orjson
 import uvloop
 
 from gateway.adapters.child import ChildFailed
-from gateway.demo.play import DemoFailed, demo
+from gateway.demo.errors import DemoUnavailable
+from gateway.demo.play import demo
+from gateway.demo.triton_environment import ensure_triton
 from gateway.errors import Refused
 from gateway.explain import Explanation, explain
 from gateway.faults import ConfigInvalid
@@ -27,7 +29,7 @@ from gateway.units import Address, parse_address
 
 GOOD, FAULT, USAGE = 0, 1, 2
 # What may go wrong for an operator, each with one clear sentence as its text.
-EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoFailed, Refused)
+EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, Refused)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     served.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
     served.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
-    add("demo", run_demo, "Run the gateway before two real models and play a short sample of traffic.")
+    shown = add("demo", run_demo, "Run the gateway before two real models and play a short sample of traffic.")
+    shown.add_argument("--triton-env", type=Path, default=None, help="where Triton is or will be installed")
+    shown.add_argument("--prepare", action="store_true", help="install what is missing and stop")
 
     checked = add("check", run_check, "List every fault of the configuration and of all policies at once.")
     checked.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
@@ -107,7 +111,11 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    uvloop.run(demo(arguments.config, os.environ))
+    env = arguments.triton_env or Path(sys.prefix) / "share" / "nearhit" / "triton"
+    if arguments.prepare:
+        ensure_triton(env, progress)
+    else:
+        uvloop.run(demo(arguments.config, env, os.environ))
     return GOOD
 
 
@@ -138,10 +146,11 @@ def _expectation(explanation: Explanation, expected: str) -> int:
     return FAULT
 
 
-def run_fetch(arguments: argparse.Namespace) -> int:
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
+
+def run_fetch(arguments: argparse.Namespace) -> int:
     directory = fetch(arguments.model_dir or default_model_dir(), progress, arguments.build_env)
     print(orjson.dumps({"model": str(directory)}).decode() if arguments.json else f"the model is in {directory}")
     return GOOD

@@ -12,12 +12,15 @@ from multidict import CIMultiDict
 
 from gateway.adapters.system_clock import SystemClock
 from gateway.app import hardness_of
+from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BadRequest, EmbedderUnavailable
-from gateway.messages import Request, Response
+from gateway.messages import Bypass, Call, Embedding, Request, Vector
 from gateway.parts import build_backends, build_embedder
 from gateway.policy.load import load_policy
+from gateway.policy.model import Route, Tiers
+from gateway.routing.choice import Decision
 from gateway.stages.authenticate import ANONYMOUS
 from gateway.stages.dispatch import Dispatch, Lane
 from gateway.stages.policy import routed
@@ -79,37 +82,14 @@ class _NoBody:
 
 
 async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> Explanation:
-    """Raises `BadRequest` where the file is no request, and whatever the configuration's reading raises."""
+    """Raises `BadRequest` where the file is no request, and whatever the reading of the configuration raises."""
     config = load_config(config_path, environ)
     policy = load_policy(config.policies, config)
-    clock = SystemClock()
-    request = request_from(_read(path), clock)
-    dialect = OpenAI()
-    if not dialect.claims(request.method, request.path):
-        raise BadRequest(f"{path}: the path {request.path} is passed through, there is nothing to explain")
-    call = dialect.parse(request)
+    request, call = _parse(path)
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     request = routed(request, call, route)
-    encoder, embedder = build_embedder(config.embedder)
-    try:
-        embedding = await embedder.embed(call.question) if call.question is not None else None
-        hardness = await hardness_of(config, embedder)
-    except EmbedderUnavailable:
-        embedding = hardness = None
-    finally:
-        embedder.close()
-    backends = build_backends(config, environ, clock)
-    try:
-        lanes = {name: Lane(backend) for name, backend in backends.items()}
-        decision = Dispatch(route, lanes, clock, Telemetry(), hardness).decide(replace(request, embedding=embedding))
-    finally:
-        for backend in backends.values():
-            await backend.close()
-    semantic = "off"
-    if route.semantic is not None:
-        wanted = route.semantic.acceptance
-        promise = f"max_wrong_hits {wanted.max_wrong_hits:.2%}" if wanted.max_wrong_hits else f"min_similarity {wanted.min_similarity}"
-        semantic = f"on, {promise}" if call.no_question is None else f"not asked: {call.no_question}"
+    embedding, hardness = await _embedded(config, call)
+    decision = await _decide(config, environ, route, replace(request, embedding=embedding), hardness)
     return Explanation(
         route=route.name,
         file=route.file,
@@ -120,12 +100,78 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
         scope=request.scope,
         fingerprint=request.fingerprint,
         exact="off" if route.exact_ttl_s is None else f"on, ttl {route.exact_ttl_s:g} s",
-        semantic=semantic,
+        semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.trace.complexity,
-        threshold=getattr(route.target, "escalate_above", None),
+        threshold=route.target.escalate_above if isinstance(route.target, Tiers) else None,
         backend=decision.backends[0],
         tier=decision.tier,
         fallbacks=decision.backends[1:],
         reason=decision.reason,
     )
+
+
+def _parse(path: Path) -> tuple[Request, Call]:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise BadRequest(f"{path}: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"{path}: expected an object: a request body, or {{path, headers, body}}")
+    # A bare body is what people have at hand; a wrapped one says where it goes and with what.
+    wrapped = value if isinstance(value.get("body"), dict) else {"body": value}
+    clock = SystemClock()
+    request = Request(
+        id="explain",
+        method="POST",
+        path=str(wrapped.get("path", "/v1/chat/completions")),
+        query="",
+        headers=CIMultiDict({str(k): str(v) for k, v in wrapped.get("headers", {}).items()}),
+        source=_NoBody(),
+        received=clock.monotonic(),
+        trace=Trace(clock),
+        tenant=str(wrapped.get("tenant", ANONYMOUS)),
+        body=orjson.dumps(wrapped["body"]),
+    )
+    dialect = OpenAI()
+    if not dialect.claims(request.method, request.path):
+        raise BadRequest(f"{path}: the path {request.path} is passed through, there is nothing to explain")
+    return request, dialect.parse(request)
+
+
+async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Vector | None]:
+    _, embedder = build_embedder(config.embedder)
+    try:
+        if call.question is None:
+            return None, None
+        return await embedder.embed(call.question), await hardness_of(config, embedder)
+    except EmbedderUnavailable:
+        return None, None
+    finally:
+        embedder.close()
+
+
+async def _decide(
+    config: Config, environ: Mapping[str, str], route: Route, request: Request, hardness: Vector | None
+) -> Decision:
+    clock = SystemClock()
+    backends = build_backends(config, environ, clock)
+    try:
+        lanes = {name: Lane(backend) for name, backend in backends.items()}
+        return Dispatch(route, lanes, clock, Telemetry(), hardness).decide(request)
+    finally:
+        for backend in backends.values():
+            await backend.close()
+
+
+def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
+    if route.semantic is None:
+        return "off"
+    if call.no_question is not None or (embedding is not None and embedding.truncated):
+        return f"not asked: {call.no_question or Bypass.TOO_LONG}"
+    acceptance = route.semantic.acceptance
+    if acceptance.max_wrong_hits is not None:
+        return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
+    return f"on, min_similarity {acceptance.min_similarity}"

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway import logs
-from gateway.app import cancelled, running
+from gateway.app import Gateway, cancelled, running
 from gateway.config import Config
-from gateway.config.load import load_config, upstream_config
-from gateway.policy.model import Policy
+from gateway.config.load import load_config
+from gateway.policy.load import load_policy
+from gateway.policy.upstream import upstream_config
 from gateway.policy.watch import PolicyHolder
 from gateway.units import Address
 
@@ -25,16 +26,31 @@ async def serve(
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
     config = at(load_config(path, environ), listen, admin)
-    holder = PolicyHolder(config)
-    async with running(config, holder.current, environ) as gateway:
-        holder.on_reload = gateway.policy_reloaded
-        watcher = asyncio.create_task(holder.watch())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, holder.reload)
-        try:
-            announce(gateway.data_address, gateway.admin_address)
-            await until_signalled()
-        finally:
-            await cancelled(watcher)
+    async with running(config, load_policy(config.policies, config), environ) as gateway, following(gateway):
+        announce(gateway.data_address, gateway.admin_address)
+        await until_signalled()
+
+
+@asynccontextmanager
+async def following(gateway: Gateway) -> AsyncIterator[None]:
+    """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
+    config = gateway.config
+    holder = PolicyHolder(gateway.policy, lambda: load_policy(config.policies, config), gateway.policy_reloaded)
+    watcher = asyncio.create_task(holder.watch(config.policies))
+    reloads: set[asyncio.Task[object]] = set()  # the loop itself holds tasks weakly
+
+    def reload() -> None:
+        task = asyncio.ensure_future(holder.reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        await cancelled(watcher)
 
 
 async def serve_upstream(

@@ -1,0 +1,58 @@
+# Every target does its own set-up; `make run` and `make test` need Python 3.11, make and pip, and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD_ENV := .venv-build
+TRITON_ENV := .venv-triton
+STAMP := $(VENV)/.requirements
+
+.PHONY: help setup triton run test lint bench lock clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+# Debian's python3 may come without ensurepip: then virtualenv makes the environment.
+$(STAMP): requirements-dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "nearhit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null \
+	  || { rm -rf $(VENV) .bootstrap; $(PYTHON) -m pip install -q --target .bootstrap virtualenv \
+	       && PYTHONPATH=.bootstrap $(PYTHON) -m virtualenv -q $(VENV); rm -rf .bootstrap; test -x $(BIN)/pip; } \
+	  || { echo "no virtual environment can be made: install Debian's python3-venv, or pip"; exit 1; }
+	@echo "installing the locked dependencies into $(VENV)"
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock \
+	  || { echo "the dependencies could not be installed: see pip's message above"; exit 1; }
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(STAMP)  ## make .venv and fetch the embedding model
+	@$(BIN)/nearhit model fetch --build-env $(BUILD_ENV)
+
+triton: setup  ## fetch a real Triton server for the demo and the tests
+	@$(BIN)/nearhit demo --prepare --triton-env $(TRITON_ENV)
+
+run: triton  ## run the gateway before two real models, with a short sample of traffic
+	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
+
+test: triton  ## run the whole suite
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup  ## what a request costs, as ratios to a bare server in the same run
+	@$(BIN)/python -m bench
+
+lock: $(STAMP)  ## resolve the dependencies anew
+	@$(BIN)/pip install -q pip-tools
+	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
+	  --strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
+	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
+	  --strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) .bootstrap var
