@@ -40,7 +40,10 @@ class FaissIndex:
         self._slots: OrderedDict[str, _Slot] = OrderedDict()  # by fingerprint, oldest first
         self._fingerprints: dict[int, str] = {}
         self._next_id = 1  # int64; never used twice in a process
-        self._owner = ThreadPoolExecutor(1, thread_name_prefix="nearhit-index")
+        # FAISS' own threads cost a search of a small partition milliseconds to wake (measured: 8 ms against 0.05).
+        self._owner = ThreadPoolExecutor(
+            1, thread_name_prefix="nearhit-index", initializer=faiss.omp_set_num_threads, initargs=(1,)
+        )
 
     @property
     def size(self) -> int:

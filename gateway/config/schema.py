@@ -37,6 +37,7 @@ class Store(Section):
     timeout: PositiveDuration = 0.25
     front_size: Size = 64 * 2**20  # answers kept in process, in front of the store
     max_entry: Size = 2**20  # a larger answer is not stored
+    max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
 
 class Embedder(Section):
