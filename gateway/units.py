@@ -72,7 +72,8 @@ def parse_share(value: object) -> float:
     elif isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and value == 0):
         share = float(value)
     else:
-        raise ValueError(f"expected a share such as 1% or 0.01, got {show(value)}")
+        doubt = ", which may mean 1% or all" if value == 1 and not isinstance(value, bool) else ""
+        raise ValueError(f"expected a share such as 1% or 0.01, got {show(value)}{doubt}")
     if not 0 <= share <= 1:
         raise ValueError(f"expected a share between 0% and 100%, got {show(value)}")
     return share

@@ -120,6 +120,10 @@ def sentence(error: ErrorDetails) -> str:
     return f"expected {expectation(context)}, got {show(error['input'])}{hint}"
 
 
+def _number(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
 def _scalar(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
@@ -143,8 +147,8 @@ _EXPECTATIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "model_type": lambda _: "a mapping",
     "list_type": lambda _: "a list",
     "tuple_type": lambda _: "a list",
-    "greater_than_equal": lambda c: f"at least {c['ge']}",
-    "greater_than": lambda c: f"more than {c['gt']}",
-    "less_than_equal": lambda c: f"at most {c['le']}",
-    "less_than": lambda c: f"less than {c['lt']}",
+    "greater_than_equal": lambda c: f"at least {_number(c['ge'])}",
+    "greater_than": lambda c: f"more than {_number(c['gt'])}",
+    "less_than_equal": lambda c: f"at most {_number(c['le'])}",
+    "less_than": lambda c: f"less than {_number(c['lt'])}",
 }

@@ -31,7 +31,7 @@ class Source:
     marks: Mapping[KeyPath, tuple[int, int]]
     faults: tuple[Fault, ...]
     substituted: Mapping[KeyPath, str]  # the text as written where `${VAR}` was replaced
-    unreadable: frozenset[KeyPath]  # where a fault left no value, so that others there would only repeat it
+    unreadable: frozenset[KeyPath]  # where a fault left a stand-in: others there would only repeat it
 
     def locate(self, path: KeyPath) -> tuple[int, int]:
         """Line and column, from 1, of the key or list item, or of the nearest one around it that is there."""
@@ -86,9 +86,7 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> S
         raise fatal(error.line, error.sentence) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        where = f" {error.context}" if error.context else ""
-        expected = "spaces" if "'\\t'" in str(error.problem) else "YAML 1.1"
-        raise fatal(mark.line + 1, f"not valid YAML: {error.problem}{where}, expected {expected}") from None
+        raise fatal(mark.line + 1, f"not valid YAML: {_in_words(error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
         raise fatal(loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
@@ -110,6 +108,18 @@ def read_file(path: Path, expected: str) -> bytes:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     raise ConfigInvalid([Fault(str(path), 1, (), f"{problem}, expected {expected}")])
+
+
+def _in_words(error: yaml.MarkedYAMLError) -> str:
+    """The parser's own words in the order of our sentences: what is wrong, then what was expected."""
+    problem, context, begun = str(error.problem), str(error.context or ""), error.context_mark
+    if context.startswith("expected"):
+        return f"{context}, {problem}"
+    if "'\\t'" in problem:
+        return f"{problem}, expected spaces"
+    if "expected" in problem:
+        return f"{problem} {context} begun on line {begun.line + 1}" if context and begun else problem
+    return f"{problem}, expected YAML 1.1"
 
 
 class _BoundedLoader(yaml.SafeLoader):

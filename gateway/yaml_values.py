@@ -36,7 +36,7 @@ class Expansion:
         self.marks: dict[KeyPath, tuple[int, int]] = {(): (1, 1)}
         self.faults: list[tuple[int, KeyPath, str]] = []
         self.substituted: dict[KeyPath, str] = {}  # the text as written where `${VAR}` was replaced
-        self.unreadable: set[KeyPath] = set()  # where a fault left no value
+        self.unreadable: set[KeyPath] = set()  # where a fault left only a stand-in
         self._environ = environ
         self._count = 0
         self._open: list[yaml.Node] = []  # from the top down to the node at hand
@@ -130,7 +130,7 @@ class Expansion:
             self.unreadable.add(path)
             # What came out of a variable is not repeated: it may be a secret.
             self._fault(node, path, str(invalid).replace(show(text), show(node.value)))
-            return None
+            return node.value  # a stand-in: the key is given, so nobody is to miss it
 
     def _variable(self, match: re.Match[str]) -> str:
         name = match[1]

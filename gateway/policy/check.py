@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class CheckResult:
         }
 
 
-def check(paths: Sequence[Path], config_path: Path, environ: Mapping[str, str]) -> CheckResult:
+def check(paths: Sequence[Path], config_path: Path, environ: Mapping[str, str] = os.environ) -> CheckResult:
     """Checks each path: a configuration file, a policy file, or a folder of policy files. None: the configuration and
     its policies.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from gateway.faults import Fault, KeyPath, unknown
+from gateway.faults import Fault, KeyPath, show, unknown
 from gateway.yaml_source import Source
 
 _Rule = tuple[Source, KeyPath, dict[str, Any]]
@@ -74,4 +74,4 @@ def _unknown_backends(rules: Sequence[_Rule], backends: Sequence[str]) -> Iterat
         for key in ("backend", "light", "large"):
             name = target.get(key)
             if isinstance(name, str) and name not in backends:
-                yield source.fault((*path, "route", key), unknown("backend", name, backends))
+                yield source.fault((*path, "route", key), unknown(f"backend {show(name)}", name, backends))

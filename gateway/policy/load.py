@@ -107,7 +107,8 @@ def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool 
         else:
             routes += compiled(file, source)
             warnings += not_in_force(file, source)
-    faults += contradictions(sources, backends, ends)
+    unreadable = {(source.file, path) for source in sources for path in source.unreadable}
+    faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
     policy = None if faults else Policy(tuple(routes), _hash(texts), in_order(warnings))
     return Reading(policy, in_order(faults), in_order(warnings))
 

@@ -78,8 +78,8 @@ class PolicyHolder:
                         await self._reload(quiet=True)
                     if _identity(folder) != watched:
                         break  # another folder has this name now: the events still come from the old one
-            except FileNotFoundError:
-                continue  # gone between the look and the watch
+            except OSError:  # gone between the look and the watch, or the system has no watches left
+                await asyncio.sleep(_POLL_S)
 
     async def _reload(self, quiet: bool) -> tuple[Fault, ...]:
         async with self._turn:

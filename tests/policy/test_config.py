@@ -1,0 +1,159 @@
+"""`config.yaml` and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig, load_config
+from gateway.faults import ConfigInvalid
+from gateway.policy.upstream import upstream_config
+from gateway.units import Address
+
+REPOSITORY = Path(__file__).parents[2]
+MAIN = "version: 1\nbackends:\n  main: {adapter: openai, url: https://host/v1}\n"
+
+
+def load(folder: Path, text: str = MAIN, environ: Mapping[str, str] | None = None) -> Config:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return load_config(path, environ or {})
+
+
+def refused(folder: Path, text: str = MAIN, environ: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigInvalid) as caught:
+        load(folder, text, environ)
+    return [str(fault).removeprefix(f"{folder}/") for fault in caught.value.faults]
+
+
+def test_everything_but_the_backends_has_a_default(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.server.listen == Address("127.0.0.1", 8080)
+    assert (config.server.max_body, config.server.idle_timeout) == (10 * 2**20, 75)
+    assert (config.store.url, config.embedder.adapter, config.index.adapter) == ("embedded", "onnx", "faiss")
+    assert config.backends["main"] == OpenAIBackendConfig(adapter="openai", url="https://host/v1")
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = load(tmp_path, MAIN + "embedder: {model_dir: models}\n")
+    assert config.data_dir == tmp_path / "var"
+    assert config.policies == tmp_path / "policies"
+    assert config.embedder.model_dir == tmp_path / "models"
+
+
+def test_the_configuration_of_the_repository_is_good() -> None:
+    config = load_config(REPOSITORY / "config.yaml", {})
+    large = config.backends["large"]
+    assert isinstance(large, TritonBackendConfig)
+    assert (large.model, large.embedding_model, large.tensors.prompt) == ("large", "embedder", "text_input")
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigInvalid) as caught:
+        load_config(None, {})
+    assert str(caught.value) == (
+        "config.yaml:1: (document): does not exist, expected a configuration file; --config names another, "
+        "--upstream URL starts without one"
+    )
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="not a file, expected a configuration file"):
+        load_config(tmp_path, {})
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+    environ = {
+        "NEARHIT_SERVER__LISTEN": "0.0.0.0:80",
+        "NEARHIT_SERVER__MAX_INFLIGHT": "7",
+        "NEARHIT_STORE__TIMEOUT": "1s",
+        "NEARHIT_DATA_DIR": "/srv/nearhit",
+        "NEARHIT_BACKENDS__MAIN__MODEL": "other",
+        "NEARHIT_BACKENDS__MAIN__TIMEOUTS__TOTAL": "5m",
+    }
+    config = load(tmp_path, MAIN + "server: {listen: 127.0.0.1:1}\n", environ)
+    assert config.server.listen == Address("0.0.0.0", 80)
+    assert (config.server.max_inflight, config.store.timeout) == (7, 1)
+    assert config.data_dir == Path("/srv/nearhit")
+    assert (config.backends["main"].model, config.backends["main"].timeouts.total) == ("other", 300)
+
+
+def test_a_wrong_value_of_the_environment_names_its_variable(tmp_path: Path) -> None:
+    assert refused(tmp_path, environ={"NEARHIT_SERVER__MAX_INFLIGHT": "many", "NEARHIT_STORE__TIMEOUT": "5"}) == [
+        "environment:0: NEARHIT_SERVER__MAX_INFLIGHT: expected a whole number, got 'many'",
+        "environment:0: NEARHIT_STORE__TIMEOUT: expected a duration such as 250ms, 30s, 5m, 24h or 7d, got 5",
+    ]
+
+
+def test_an_unknown_setting_names_the_nearest_one(tmp_path: Path) -> None:
+    assert refused(tmp_path, environ={"NEARHIT_SERVER__LISTN": "x"}) == [
+        "environment:0: NEARHIT_SERVER__LISTN: unknown setting, did you mean NEARHIT_SERVER__LISTEN? "
+        "expected NEARHIT_SECTION__KEY with keys of config.yaml"
+    ]
+
+
+def test_variables_that_others_set_are_left_alone(tmp_path: Path) -> None:
+    load(tmp_path, environ={"NEARHIT_PORT": "tcp://10.0.0.1:80", "NEARHIT_ADMIN_TOKEN": "s", "PATH": "/bin"})
+
+
+def test_faults_of_file_and_environment_come_together(tmp_path: Path) -> None:
+    faults = refused(tmp_path, "version: 2\nserver: {workers: 3, listn: 1}\n", {"NEARHIT_STORE__TIMEOUT": "soon"})
+    assert [fault.split(": ")[1] for fault in faults] == [
+        "(document)",
+        "version",
+        "server.listn",
+        "server.workers",
+        "NEARHIT_STORE__TIMEOUT",
+    ]
+
+
+def test_a_fault_never_repeats_what_came_from_a_variable(tmp_path: Path) -> None:
+    text = MAIN.replace("https://host/v1", '"${URL}"')
+    (fault,) = refused(tmp_path, text, {"URL": "ftp://s3cret"})
+    assert fault == ("config.yaml:3: backends.main.url: expected a URL such as https://api.openai.com/v1, got '${URL}'")
+
+
+def test_an_unset_secret_is_a_fault_where_it_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path, MAIN + "auth: {admin_token_env: TOKEN}\n") == [
+        "config.yaml:4: auth.admin_token_env: the environment variable TOKEN is not set, expected the secret in it"
+    ]
+    assert load(tmp_path, MAIN + "auth: {admin_token_env: TOKEN}\n", {"TOKEN": "x"}).auth.admin_token_env == "TOKEN"
+
+
+def test_an_admin_port_for_other_machines_takes_a_token(tmp_path: Path) -> None:
+    environ = {"NEARHIT_SERVER__ADMIN": "0.0.0.0:9090"}
+    (fault,) = refused(tmp_path, environ=environ)
+    assert "other machines reach admin at 0.0.0.0:9090" in fault
+    load(tmp_path, environ={**environ, "NEARHIT_AUTH__ADMIN_TOKEN_ENV": "TOKEN", "TOKEN": "x"})
+
+
+def test_keys_are_hashes_by_tenant(tmp_path: Path) -> None:
+    config = load(tmp_path, MAIN + f"auth: {{mode: keys, keys: {{acme: [{'AB' * 32}]}}}}\n")
+    assert config.auth.keys == {"acme": ("ab" * 32,)}
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:6379/0", "embedded"])
+def test_a_store_is_embedded_or_a_redis(tmp_path: Path, url: str) -> None:
+    assert load(tmp_path, MAIN + f"store: {{url: '{url}'}}\n").store.url == url
+
+
+def test_an_upstream_alone_is_a_whole_configuration() -> None:
+    config, policy = upstream_config("https://host/v1/", {"NEARHIT_SERVER__LISTEN": "127.0.0.1:0"})
+    assert config.backends["main"].url == "https://host/v1"
+    assert config.server.listen.port == 0
+    (route,) = policy.routes
+    assert route.exact_ttl_s == 3600
+    assert route.semantic is not None
+    assert route.semantic.acceptance.max_wrong_hits == 0.01
+    assert route.target.backends == ("main",)
+
+
+def test_a_wrong_upstream_is_told_so() -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        upstream_config("host/v1")
+    assert str(caught.value) == (
+        "command line:0: --upstream: expected a URL such as https://api.openai.com/v1, got 'host/v1'"
+    )
