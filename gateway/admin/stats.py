@@ -41,14 +41,16 @@ class Stats:
             "requests": requests,
             "hit_rate": hits / asked if asked else None,
             "verdicts": verdicts,
-            "latency_ms": {verdict: _latency(telemetry.request_seconds, verdict) for verdict in Verdict},
-            "stage_ms": {labels[0]: _quantiles(telemetry.stage_seconds, labels) for labels in _labels(telemetry)},
+            "latency_ms": {str(verdict): _latency(telemetry.request_seconds, verdict) for verdict in Verdict},
+            "stage_ms": {
+                stage: _quantiles(telemetry.stage_seconds, (stage,)) for (stage,) in sorted(telemetry.stage_seconds.counts)
+            },
             "tiers": self._tiers(),
             "routed": [
                 {"route": route, "tier": tier, "reason": reason, "count": count}
                 for (route, tier, reason), count in telemetry.routed.values.items()
             ],
-            "refusals": {reason: count for (_, reason), count in telemetry.refusals.values.items()},
+            "refusals": {str(reason): count for (_, reason), count in telemetry.refusals.values.items()},
             "tokens_saved": telemetry.tokens_saved.total(),
             "dollars_saved": telemetry.cost_saved.total(),
             "shed": telemetry.shed.total(),
@@ -71,10 +73,6 @@ class Stats:
             if tier in totals:
                 totals[tier] += count
         return totals
-
-
-def _labels(telemetry: Telemetry) -> list[tuple[str, ...]]:
-    return sorted(telemetry.stage_seconds.counts)
 
 
 def _quantiles(histogram: Histogram, labels: tuple[str, ...]) -> dict[str, float | None]:
