@@ -31,7 +31,7 @@ class ChildProcess:
     async def start(
         cls,
         name: str,
-        argv: Sequence[str | Path],
+        argv: Sequence[str | Path | int],
         *,
         log: Path,
         env: Mapping[str, str] | None = None,

@@ -15,26 +15,24 @@ from gateway.demo.passages import Passage, read_passages
 from gateway.demo.repository.answering import Corpus
 from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors
 from gateway.demo.static_vectors import ensure_static_vectors
+from gateway.modelkit.files import GRAPH, MODEL, TOKENIZER, load_manifest
 
 MODELS = ("light", "large", "embedder")
 SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each model.py
-ENCODER_NAME = "all-MiniLM-L6-v2"
 
 
 def build_repository(models: Path, doc_root: Path, target: Path, progress: Callable[[str], None]) -> Path:
     """Makes the model repository at `target` unless it is there and up to date; returns `target`.
 
     `models` is the directory that holds the encoder, `doc_root` the one with README.md and docs/. Raises
-    `ModelsUnavailable` when there is no encoder or no documentation.
+    `ModelsUnavailable` when there is no documentation, `ModelMissing` or `ModelCorrupt` for the encoder.
     """
-    encoder = models / ENCODER_NAME
-    model, tokenizer = encoder / "model.onnx", encoder / "tokenizer.json"
-    if not (model.is_file() and tokenizer.is_file()):
-        raise ModelsUnavailable(f"the embedding model is not in {encoder}: run `nearhit model fetch`")
+    encoder = load_manifest(models / MODEL).directory
+    model, tokenizer = encoder / GRAPH, encoder / TOKENIZER
     passages = read_passages(doc_root)
     if not passages:
         raise ModelsUnavailable(f"there is no documentation (README.md, docs/*.md) under {doc_root}")
-    static = ensure_static_vectors(model, tokenizer, models / f"{ENCODER_NAME}-static", progress)
+    static = ensure_static_vectors(model, tokenizer, models / f"{MODEL}-static", progress)
     digest, stamp = _digest(passages, static, model), target / "built-from.sha256"
     if stamp.is_file() and stamp.read_text() == digest:
         return target

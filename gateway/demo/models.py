@@ -25,7 +25,7 @@ async def start_demo_models(
     """Returns a running server with the models `light`, `large` and `embedder`; the caller stops it.
 
     `env` is where the Triton environment is or will be, `models` the directory that holds the embedding model.
-    Raises `DemoUnavailable`, one sentence for a person, and leaves nothing running.
+    Raises `DemoUnavailable`, `ModelMissing` or `ModelCorrupt`, one sentence each, and leaves nothing running.
     """
     ports = TritonPorts(grpc=grpc_port, http=http_port, metrics=metrics_port)
     require_free(ports)  # before minutes of building

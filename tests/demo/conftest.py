@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from gateway.modelkit.files import default_model_dir
 
-from gateway.demo.build import ENCODER_NAME
 from gateway.demo.repository.encoders import MiniLm, StaticVectors
 from gateway.demo.static_vectors import ensure_static_vectors
+from gateway.modelkit.files import GRAPH, MODEL, TOKENIZER, default_model_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,18 @@ def questions() -> Questions:
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The directory of the embedding model's files; `make setup` fetches them."""
-    directory = default_model_dir() / ENCODER_NAME
-    assert (directory / "model.onnx").is_file(), f"the embedding model is not in {directory}: run `make setup`"
+    directory = default_model_dir() / MODEL
+    assert (directory / GRAPH).is_file(), f"the embedding model is not in {directory}: run `make setup`"
     return directory
 
 
 @pytest.fixture(scope="session")
 def mini_lm(model_dir: Path) -> MiniLm:
-    return MiniLm(model_dir / "model.onnx", model_dir / "tokenizer.json")
+    return MiniLm(model_dir / GRAPH, model_dir / TOKENIZER)
 
 
 @pytest.fixture(scope="session")
 def static_vectors(model_dir: Path) -> StaticVectors:
-    model, tokenizer = model_dir / "model.onnx", model_dir / "tokenizer.json"
-    table = ensure_static_vectors(model, tokenizer, model_dir.with_name(f"{ENCODER_NAME}-static"), print)
+    model, tokenizer = model_dir / GRAPH, model_dir / TOKENIZER
+    table = ensure_static_vectors(model, tokenizer, model_dir.with_name(f"{MODEL}-static"), print)
     return StaticVectors(table, tokenizer)

@@ -25,7 +25,7 @@ CORPUS = Corpus(
 
 
 def test_a_question_far_from_every_passage_is_answered_honestly() -> None:
-    assert answer(unit(0, 0, 1), CORPUS, STYLE) == UNKNOWN
+    assert answer(unit(-1, -1, 0), CORPUS, STYLE) == UNKNOWN
 
 
 def test_an_answer_names_the_section_and_says_nothing_twice() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.build import ENCODER_NAME, MODELS, build_repository
+from gateway.demo.build import MODELS, build_repository
 from gateway.demo.errors import ModelsUnavailable
+from gateway.modelkit.files import MODEL, ModelMissing
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def silent(message: str) -> None: ...
 
 
 def test_a_missing_encoder_names_the_command_that_fetches_it(doc_root: Path) -> None:
-    with pytest.raises(ModelsUnavailable, match="nearhit model fetch"):
+    with pytest.raises(ModelMissing, match="nearhit model fetch"):
         build_repository(doc_root / "nowhere", doc_root, doc_root / "models", silent)
 
 
@@ -37,7 +38,7 @@ def test_every_model_has_its_configuration_code_and_weights(model_dir: Path, doc
         assert "class TritonPythonModel" in (repository / name / "1" / "model.py").read_text()
         assert all(file.stat().st_size for file in (repository / name / "1").iterdir())
     assert (repository / "embedder" / "1" / "model.onnx").samefile(model_dir / "model.onnx")
-    assert ENCODER_NAME in str((repository / "light" / "1" / "static.npz").resolve())
+    assert MODEL in str((repository / "light" / "1" / "static.npz").resolve())
 
 
 def test_a_repository_is_rebuilt_only_when_something_has_changed(model_dir: Path, doc_root: Path) -> None:

@@ -45,7 +45,7 @@ def cpu_s(encoder: Encoder, texts: list[str]) -> float:
 def test_static_vectors_find_nearly_what_the_encoder_finds(
     mini_lm: MiniLm, static_vectors: StaticVectors, questions: Questions
 ) -> None:
-    """Measured: 25 and 27 of 30 in the right section, out of 23 passages."""
+    """Measured: 25 and 27 of 30 in the right section, out of 34 passages; 77 % the very same passage."""
     asked = [q["ask"] for q in questions.answered]
     full, light = nearest(mini_lm, asked), nearest(static_vectors, asked)
     agreement = np.mean(np.equal(full, light))

@@ -56,26 +56,34 @@ class Style:
     floor: float  # similarity of the best passage below which the documentation does not say
     redundancy: float = 0.4  # weight of similarity to what is already in the answer (MMR, Carbonell & Goldstein 1998)
     context: float = 0.5  # weight of the passage's similarity beside the unit's own: headings say what it is about
-    spread: float = 0.85  # a further passage counts while it is this close to the best one's similarity
-    relevance: float = 0.6  # a further unit counts while its score is this share of the best one's
+    spread: float = 0.7  # a further passage counts while it is this close to the best one's similarity
+    relevance: float = 0.45  # a further unit counts while its score is this share of the best one's
 
 
 def answer(question: Vectors, corpus: Corpus, style: Style) -> str:
     """The answer to the question whose vector, shape (dimension,), is given; `UNKNOWN` below the floor."""
-    similarity = corpus.passage_vectors @ question
+    by_unit = corpus.unit_vectors @ question
+    similarity = nearness(question, corpus, by_unit)
     best = float(similarity.max(initial=-1.0))
     if best < style.floor:
         return UNKNOWN
     ranked = [int(p) for p in np.argsort(-similarity)[: style.passages] if similarity[p] >= style.spread * best]
     candidates = np.flatnonzero(np.isin(corpus.passage_of, ranked))
-    score = corpus.unit_vectors[candidates] @ question + style.context * similarity[corpus.passage_of[candidates]]
+    score = by_unit[candidates] + style.context * similarity[corpus.passage_of[candidates]]
     chosen = candidates[_choose(corpus.unit_vectors[candidates], score, style)]
-    paragraphs = []
-    for passage in ranked:
-        units = [corpus.units[u] for u in sorted(chosen) if corpus.passage_of[u] == passage]
-        if units:
-            paragraphs.append(f"{_join(units)} ({corpus.titles[passage]})")
-    return "\n\n".join(paragraphs)
+    sections: dict[str, list[str]] = {corpus.titles[passage]: [] for passage in ranked}
+    for unit in sorted(chosen):
+        sections[corpus.titles[corpus.passage_of[unit]]].append(corpus.units[unit])
+    return "\n\n".join(f"{_join(units)} ({title})" for title, units in sections.items() if units)
+
+
+def nearness(question: Vectors, corpus: Corpus, by_unit: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How near each passage is, shape (passages,): half as a whole, half by its nearest unit, which a long passage
+    would drown out."""
+    nearest = np.full(len(corpus.titles), -1.0, np.float32)
+    np.maximum.at(nearest, corpus.passage_of, by_unit)
+    similarity: NDArray[np.float32] = np.float32(0.5) * (corpus.passage_vectors @ question + nearest)
+    return similarity
 
 
 def _choose(vectors: Vectors, score: NDArray[np.float32], style: Style) -> list[int]:
