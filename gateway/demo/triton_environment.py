@@ -143,16 +143,14 @@ def _extract_debian_package(package: str, target: Path) -> None:
 
 
 def _install(root: Path, lock: bytes) -> None:
-    _make_environment(root)
+    """Our own pip fills an environment that has none: Debian's python3 comes without ensurepip."""
+    _run([sys.executable, "-m", "venv", "--without-pip", str(root)])
     with tempfile.NamedTemporaryFile(suffix=".txt") as requirements:
         requirements.write(lock)
         requirements.flush()
-        pip = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements.name])
-
-
-def _make_environment(root: Path) -> None:
-    _run([sys.executable, "-m", "venv", str(root)])
+        pip = [sys.executable, "-m", "pip", "--python", str(root / "bin" / "python"), "--disable-pip-version-check"]
+        what = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements.name]
+        _run([*pip, "install", "--quiet", *what])
 
 
 def _run(command: list[str]) -> None:
