@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gateway import logs
 from gateway.app import Gateway, cancelled, running
-from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.policy.load import load_policy
 from gateway.policy.upstream import upstream_config
@@ -25,7 +24,7 @@ async def serve(
 ) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
-    config = at(load_config(path, environ), listen, admin)
+    config = load_config(path, at(environ, listen, admin))
     async with running(config, load_policy(config.policies, config), environ) as gateway, following(gateway):
         announce(gateway.data_address, gateway.admin_address)
         await until_signalled()
@@ -58,21 +57,23 @@ async def serve_upstream(
 ) -> None:
     """Serves one endpoint, with both caches on and no file at all."""
     logs.set_up(log_level)
-    config, policy = upstream_config(url)
-    async with running(at(config, listen, admin), policy, environ) as gateway:
+    config, policy = upstream_config(url, at(environ, listen, admin))
+    async with running(config, policy, environ) as gateway:
         announce(gateway.data_address, gateway.admin_address)
         await until_signalled()
 
 
-def at(config: Config, listen: Address | None, admin: Address | None) -> Config:
-    """The configuration with the addresses of the command line."""
-    chosen = {name: value for name, value in (("listen", listen), ("admin", admin)) if value is not None}
-    return config.model_copy(update={"server": config.server.model_copy(update=chosen)}) if chosen else config
+def at(environ: Mapping[str, str], listen: Address | None, admin: Address | None) -> dict[str, str]:
+    """The environment with the addresses of the command line in it: they are checked like every other setting."""
+    given = {"NEARHIT_SERVER__LISTEN": listen, "NEARHIT_SERVER__ADMIN": admin}
+    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
 def announce(data: tuple[str, int], admin: tuple[str, int]) -> None:
     """One line for people, when both ports are open: scripts wait for it."""
-    print(f"nearhit serves http://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}", file=sys.stderr, flush=True)
+    line = f"nearhit serves http://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}"
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 async def until_signalled() -> None:

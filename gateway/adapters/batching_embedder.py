@@ -119,9 +119,7 @@ class BatchingEmbedder:
                     return batch
                 self._wake.wait()
 
-    def _deliver(
-        self, batch: list[_Waiter], found: dict[str, Embedding], error: EmbedderUnavailable | None
-    ) -> None:
+    def _deliver(self, batch: list[_Waiter], found: dict[str, Embedding], error: EmbedderUnavailable | None) -> None:
         def hand_over(waiters: list[_Waiter]) -> None:
             for waiter in waiters:
                 if waiter.future.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class HashEncoder:
     def _encode(self, text: str) -> Embedding:
         words = _WORD.findall(text.lower())
         vector = np.zeros(self.dimension, dtype=np.float32)
-        for gram in (*words, *map(" ".join, zip(words, words[1:], strict=False))):
+        for gram in (*words, *map(" ".join, pairwise(words))):
             digest = int.from_bytes(blake2b(gram.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
             vector[digest % self.dimension] += 1.0 if digest >> 63 else -1.0
         norm = float(np.linalg.norm(vector))

@@ -256,13 +256,9 @@ class TritonBackend:
 
 
 async def _once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
-    yield {
-        "model_name": model,
-        "inputs": inputs,
-        "request_id": request_id,
-        # Without it the end of a decoupled answer cannot be told from a pause.
-        "parameters": {"triton_enable_empty_final_response": True},
-    }
+    """One request, then the end of our half of the stream: Triton closes its own after the last response, so a model
+    that sends its final flag in an empty response (which this client cannot ask for) ends no later."""
+    yield {"model_name": model, "inputs": inputs, "request_id": request_id}
 
 
 def _scalar(result: triton.InferResult, name: str) -> Any:

@@ -16,24 +16,26 @@ from gateway.app import Gateway, running
 from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
 from gateway.modelkit.files import default_model_dir
-from gateway.policy.load import load_policy
 from gateway.parts import StartFailed
+from gateway.policy.load import load_policy
 from gateway.serve import following, until_signalled
 from gateway.units import Address
 
 # Triton's own ports, beside the gRPC one that config.yaml names.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 
+HARD_ONE = (
+    "Explain step by step why a follower of a coalesced request reads at its own speed, compare that with a plain "
+    "cache, and analyse what happens when the leader's client leaves."
+)
 # What the sample is meant to show, and the questions that show it.
 SAMPLE = (
     ("a first question", "What is a verdict?"),
     ("the same again", "What is a verdict?"),
     ("in other words", "what's a verdict"),
     ("another one", "What is single-flight?"),
-    ("a hard one", "Explain step by step why a follower of a coalesced request reads at its own speed, compare that with "
-     "a plain cache, and analyse what happens when the leader's client leaves."),
-    ("the hard one again", "Explain step by step why a follower of a coalesced request reads at its own speed, compare "
-     "that with a plain cache, and analyse what happens when the leader's client leaves."),
+    ("a hard one", HARD_ONE),
+    ("the hard one again", HARD_ONE),
     ("alike, but not the same", "What is not a verdict?"),
     ("a short question", "Who may share an answer?"),
     ("in other words", "Who can share an answer?"),
@@ -60,7 +62,7 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str]) 
     triton = await start_demo_models(
         env=triton_env,
         models=config.embedder.model_dir or default_model_dir(),
-        doc_root=config_path.resolve().parent,
+        doc_root=config_path.absolute().parent,  # noqa: ASYNC240 - nothing is served yet
         run_dir=config.data_dir / "triton",
         grpc_port=GRPC_PORT,
         http_port=HTTP_PORT,
@@ -88,7 +90,8 @@ def require_free(key: str, address: Address) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stdout, flush=True)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 async def play(gateway: Gateway) -> list[Played]:

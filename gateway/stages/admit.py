@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
@@ -41,7 +41,7 @@ class Admit:
         route: Route,
         *,
         max_entry: int,
-        prices: dict[str, Price],
+        prices: Mapping[str, Price],
     ) -> None:
         self._store = store
         self._index = index
