@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import replace
 from typing import Any
 
 from gateway.bodies import Guarded, close_body
-from gateway.errors import BackendError, StreamBroken
+from gateway.errors import BackendError, Refused, StreamBroken
 from gateway.messages import Event, EventStream, Response, Whole
 
+LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
 # than its slowest reader takes it.
 MAX_BUFFER_BYTES = 8 * 1024 * 1024
@@ -110,10 +112,15 @@ class Flight:
             await close_body(body)
 
     def _fail(self, error: Exception) -> None:
-        self._error = error if isinstance(error, StreamBroken) else StreamBroken(str(error))
         if not self._head.done():
             self._head.set_exception(error)
             self._head.exception()  # seen: the last client may have left already
+        elif not isinstance(error, StreamBroken | Refused):
+            LOG.error("internal error in a stream", exc_info=error)
+        known = isinstance(error, StreamBroken | Refused)
+        self._error = (
+            error if isinstance(error, StreamBroken) else StreamBroken(str(error) if known else "internal error")
+        )
 
     def _wake(self) -> None:
         self._changed.set()

@@ -263,7 +263,7 @@ async def _once(model: str, inputs: list[triton.InferInput], request_id: str) ->
 
 def _scalar(result: triton.InferResult, name: str) -> Any:
     value = result.as_numpy(name)
-    return None if value is None or value.size == 0 else value.flatten()[0]
+    return None if value is None or value.size == 0 else value.flatten()[0:1].tolist()[0]  # Python's own type
 
 
 def _estimated_tokens(text: str) -> int:
