@@ -50,7 +50,7 @@ class TritonServer:
         Raises `TritonUnavailable` when a port is taken or the server does not come up; nothing is left running.
         """
         require_free(ports)
-        prefix = _region_prefix(run_dir)
+        prefix = region_prefix(run_dir)
         _remove_regions(prefix)  # of a server that was killed here before
         command = _command(env, model_repository, _lay_out(env, run_dir), prefix, ports)
         try:
@@ -117,7 +117,8 @@ def require_free(ports: TritonPorts) -> None:
                 ) from error
 
 
-def _region_prefix(run_dir: Path) -> str:
+def region_prefix(run_dir: Path) -> str:
+    """What the names of a server's shared memory regions begin with: its own, so that only they are removed."""
     return f"nearhit_{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:12]}_"
 
 

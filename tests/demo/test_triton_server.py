@@ -12,7 +12,7 @@ import pytest
 
 from gateway.demo.errors import TritonUnavailable
 from gateway.demo.triton_environment import TritonEnvironment, ensure_triton
-from gateway.demo.triton_server import SHARED_MEMORY, TritonPorts, TritonServer
+from gateway.demo.triton_server import SHARED_MEMORY, TritonPorts, TritonServer, region_prefix
 from tests.fixtures.triton import CHECKOUT, RunningTriton, free_ports
 
 NO_ENVIRONMENT = TritonEnvironment(Path("/nonexistent"), Path("/nonexistent/libpython3.11.so.1.0"))
@@ -37,8 +37,9 @@ def make_model(repository: Path, source: str) -> Path:
     return repository
 
 
-def regions() -> set[str]:
-    return {region.name for region in SHARED_MEMORY.glob("nearhit_*")}
+def regions(run_dir: Path) -> list[Path]:
+    """Those of the server that runs in `run_dir`; other servers come and go beside it."""
+    return list(SHARED_MEMORY.glob(f"{region_prefix(run_dir)}*"))
 
 
 @pytest.fixture
@@ -58,27 +59,25 @@ async def test_a_taken_port_is_named_with_its_use_before_anything_starts(tmp_pat
 
 
 async def test_stopping_leaves_no_process_and_no_shared_memory(environment: TritonEnvironment, tmp_path: Path) -> None:
-    before = regions()
     repository = make_model(tmp_path / "models", ECHO)
     server = await TritonServer.start(environment, repository, tmp_path, TritonPorts(*free_ports(3)))
     assert await server.ready()
-    assert regions() > before
+    assert regions(tmp_path)
     await server.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
-    assert regions() == before
+    assert regions(tmp_path) == []
 
 
 async def test_a_server_that_was_killed_leaves_no_shared_memory_after_stop(
     environment: TritonEnvironment, tmp_path: Path
 ) -> None:
     """A killed server cannot clean up: we do, and only what is ours."""
-    before = regions()
     repository = make_model(tmp_path / "models", ECHO)
     server = await TritonServer.start(environment, repository, tmp_path, TritonPorts(*free_ports(3)))
     os.kill(server.pid, signal.SIGKILL)
     await server.stop()
-    assert regions() == before
+    assert regions(tmp_path) == []
 
 
 async def test_a_model_that_does_not_load_fails_the_start_with_the_log(
