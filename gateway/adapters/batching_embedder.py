@@ -1,137 +1,146 @@
-"""One embedder for all requests: what waits while a batch runs is the next batch. Never waits on purpose.
+"""Micro-batches: what concurrent requests ask within one forward pass goes into the next one together.
 
-One worker thread owns the encoder: onnxruntime releases the GIL, so the event loop goes on.
+Nothing waits on purpose. While the worker thread encodes one batch, questions queue up; the next batch is what has
+queued up by then. A lone question starts at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
 from gateway.ports import TextEncoder
 
+log = logging.getLogger(__name__)
+
+RECENT_TEXTS = 2048  # of 384 float32 with a short text: 4 MB
+RECENT_CHARACTERS = 2048  # longer texts are not kept: bounds the above to 12 MB
+TIMEOUTS_TO_FAIL_FAST = 3
+CLOSE_TIMEOUT_S = 1.0  # blocks the loop: requests have been drained by then, so the worker is idle or hung
+
 
 @dataclass(frozen=True, slots=True)
-class _Waiter:
+class _Question:
     text: str
-    future: asyncio.Future[Embedding]
-    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Embedding]
 
 
 class BatchingEmbedder:
-    """`timeout_s` bounds one call, waiting included; after `max_timeouts` of them in a row calls fail at once until
-    the worker answers again. `memo` recent texts are answered without the encoder."""
+    """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
+
+    `max_batch`: texts a call of the encoder. `max_queue`: texts that may wait. `timeout_s`: seconds that a caller
+    waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers are refused at once, until the worker
+    answers again.
+    """
 
     def __init__(
-        self,
-        encoder: TextEncoder,
-        *,
-        max_batch: int = 32,
-        max_queue: int = 256,
-        timeout_s: float = 2.0,
-        max_timeouts: int = 3,
-        memo: int = 2048,
+        self, encoder: TextEncoder, *, max_batch: int = 32, max_queue: int = 256, timeout_s: float = 2.0
     ) -> None:
+        self.fingerprint = encoder.fingerprint
+        self.dimension = encoder.dimension
         self._encoder = encoder
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._timeout_s = timeout_s
-        self._max_timeouts = max_timeouts
-        self._timeouts = 0
-        self._memo: OrderedDict[str, Embedding] = OrderedDict()
-        self._memo_size = memo
-        self._queue: deque[_Waiter] = deque()
-        self._wake = threading.Condition()
+        self._queue: SimpleQueue[_Question | None] = SimpleQueue()
+        self._recent: OrderedDict[str, Embedding] = OrderedDict()
+        self._timeouts = 0  # in a row, since the worker last answered
         self._closed = False
-        self._worker = threading.Thread(target=self._work, name="nearhit-embedder", daemon=True)
+        # A daemon: a hung encoder must not keep the process from ending.
+        self._worker = threading.Thread(target=self._work, name="embedder", daemon=True)
         self._worker.start()
 
-    @property
-    def fingerprint(self) -> str:
-        return self._encoder.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        return self._encoder.dimension
-
     async def embed(self, text: str) -> Embedding:
-        known = self._memo.get(text)
-        if known is not None:
-            self._memo.move_to_end(text)
+        """Raises `EmbedderUnavailable`: closed, queue full, encoder failed or too slow."""
+        if (known := self._recent.get(text)) is not None:
+            self._recent.move_to_end(text)
             return known
-        if self._timeouts >= self._max_timeouts and self._queue:
-            raise EmbedderUnavailable("the embedder does not answer")
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(text, loop.create_future(), loop)
-        with self._wake:
-            if self._closed:
-                raise EmbedderUnavailable("the embedder is closed")
-            if len(self._queue) >= self._max_queue:
-                raise EmbedderUnavailable(f"{self._max_queue} texts wait for the embedder already")
-            self._queue.append(waiter)
-            self._wake.notify()
+        self._refuse_if_hopeless()
+        question = _Question(text, asyncio.get_running_loop().create_future())
+        self._queue.put(question)
         try:
             async with asyncio.timeout(self._timeout_s):
-                embedding = await waiter.future
+                return await question.answer  # cancelled with its caller: the worker then leaves it out
         except TimeoutError:
             self._timeouts += 1
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
-        self._timeouts = 0
-        self._remember(text, embedding)
-        return embedding
 
     def close(self) -> None:
-        with self._wake:
+        """Lets the worker finish what is queued and ends it; gives up on a hung one. May be called twice."""
+        if not self._closed:
             self._closed = True
-            self._wake.notify()
+            self._queue.put(None)
+        self._worker.join(CLOSE_TIMEOUT_S)
 
-    def _remember(self, text: str, embedding: Embedding) -> None:
-        self._memo[text] = embedding
-        if len(self._memo) > self._memo_size:
-            self._memo.popitem(last=False)
-
-    # The worker thread
+    def _refuse_if_hopeless(self) -> None:
+        if self._closed:
+            raise EmbedderUnavailable("the embedder is closed")
+        if self._timeouts >= TIMEOUTS_TO_FAIL_FAST:
+            raise EmbedderUnavailable(f"the embedder has not answered {self._timeouts} times in a row")
+        # Abandoned questions count until the worker has dropped them: they hold memory too.
+        if self._queue.qsize() >= self._max_queue:
+            raise EmbedderUnavailable(f"{self._max_queue} texts are waiting for the embedder already")
 
     def _work(self) -> None:
-        while batch := self._next_batch():
-            texts = list(dict.fromkeys(waiter.text for waiter in batch))
-            try:
-                found: dict[str, Embedding] = dict(zip(texts, self._encoder.encode(texts), strict=True))
-                error = None
-            except Exception as raised:
-                found, error = {}, EmbedderUnavailable(f"the encoder failed: {type(raised).__name__}")
-            self._deliver(batch, found, error)
-
-    def _next_batch(self) -> list[_Waiter]:
-        """Waits for work; empty when closed."""
-        with self._wake:
-            while True:
-                batch: list[_Waiter] = []
-                while self._queue and len(batch) < self._max_batch:
-                    waiter = self._queue.popleft()
-                    if not waiter.future.done():  # its caller has left
-                        batch.append(waiter)
-                if batch or self._closed:
-                    return batch
-                self._wake.wait()
-
-    def _deliver(self, batch: list[_Waiter], found: dict[str, Embedding], error: EmbedderUnavailable | None) -> None:
-        def hand_over(waiters: list[_Waiter]) -> None:
-            for waiter in waiters:
-                if waiter.future.done():
-                    continue
-                if error is not None:
-                    waiter.future.set_exception(error)
-                else:
-                    waiter.future.set_result(found[waiter.text])
-
-        # One wake-up a loop and batch, not one a text.
-        for loop in {waiter.loop for waiter in batch}:
-            try:
-                loop.call_soon_threadsafe(hand_over, [waiter for waiter in batch if waiter.loop is loop])
-            except RuntimeError:  # that loop is closed, and its callers with it
+        """The worker thread: batch after batch until `None` comes."""
+        open_ = True
+        while open_:
+            batch, open_ = self._take()
+            if not batch:
                 continue
+            wanted = [question for question in batch if not question.answer.done()]
+            answer = self._encode(list(dict.fromkeys(question.text for question in wanted)))
+            try:
+                # One wake-up of the loop a batch, whatever its size.
+                batch[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
+            except RuntimeError:  # the loop has been closed: nobody waits any more
+                return
+            del batch, wanted, answer  # a worker that waits should hold nothing
+
+    def _take(self) -> tuple[list[_Question], bool]:
+        """Waits for one question, then takes what else is there. False: `None` came, it is the last batch."""
+        batch: list[_Question] = []
+        item = self._queue.get()
+        while item is not None:
+            batch.append(item)
+            if len(batch) == self._max_batch:
+                return batch, True
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                return batch, True
+        return batch, False
+
+    def _encode(self, texts: Sequence[str]) -> dict[str, Embedding] | None:
+        """Each text with its embedding; None when the encoder failed."""
+        if not texts:
+            return {}
+        try:
+            return dict(zip(texts, self._encoder.encode(texts), strict=True))
+        except Exception as error:
+            # The type alone: a message may quote the prompt.
+            log.error("the encoder failed on a batch of %d texts: %s", len(texts), type(error).__name__)
+            return None
+
+    def _deliver(self, questions: Sequence[_Question], answer: dict[str, Embedding] | None) -> None:
+        """On the loop. An answer of any kind shows that the worker is alive."""
+        self._timeouts = 0
+        for question in questions:
+            if question.answer.done():
+                continue
+            if answer is None:
+                question.answer.set_exception(EmbedderUnavailable("the encoder failed on this batch"))
+            else:
+                question.answer.set_result(answer[question.text])
+        for text, embedding in (answer or {}).items():
+            if len(text) <= RECENT_CHARACTERS:
+                self._recent[text] = embedding
+        while len(self._recent) > RECENT_TEXTS:
+            self._recent.popitem(last=False)

@@ -1,21 +1,23 @@
-"""Feature hashing instead of a model: microseconds, no understanding. For benches and fast tests."""
+"""Feature hashing instead of a model: for benches and fast tests. It knows words, not meanings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
 
-from gateway.messages import Embedding
+from gateway.messages import Embedding, Vector
 
-_WORD = re.compile(r"\w+", re.UNICODE)
+MAX_WORDS = 256  # like the real model's limit, so that what depends on truncation can be tried without it
+MAX_CHARACTERS = 4096
+WORD = re.compile(r"\w+")
 
 
 class HashEncoder:
-    """Lower-cased words and pairs of words, each hashed to one signed dimension."""
+    """Implements `TextEncoder`: the same text gives the same vector on every machine and in every process."""
 
     def __init__(self, dimension: int = 384) -> None:
         self.dimension = dimension
@@ -25,12 +27,24 @@ class HashEncoder:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Embedding:
-        words = _WORD.findall(text.lower())
-        vector = np.zeros(self.dimension, dtype=np.float32)
-        for gram in (*words, *map(" ".join, pairwise(words))):
-            digest = int.from_bytes(blake2b(gram.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-            vector[digest % self.dimension] += 1.0 if digest >> 63 else -1.0
+        words = WORD.findall(text[:MAX_CHARACTERS].lower())
+        read = words[:MAX_WORDS]
+        truncated = len(words) > MAX_WORDS or len(text) > MAX_CHARACTERS
+        return Embedding(self._vector(read or [text.strip()]), len(read), truncated)
+
+    def _vector(self, words: Sequence[str]) -> Vector:
+        """float32 (dimension,), unit length."""
+        vector = np.zeros(self.dimension, np.float32)
+        for feature in _features(words):
+            digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+            # The sign, from a bit of its own, keeps collisions from adding up.
+            vector[(digest >> 1) % self.dimension] += 1.0 if digest & 1 else -1.0
         norm = float(np.linalg.norm(vector))
-        if norm == 0.0:  # no words, or words that cancel out: any fixed direction is as good as another
+        if norm == 0.0:  # every feature met its opposite
             vector[0] = norm = 1.0
-        return Embedding(vector / np.float32(norm), len(words), truncated=False)
+        return vector / np.float32(norm)
+
+
+def _features(words: Sequence[str]) -> Iterator[str]:
+    yield from words
+    yield from map(" ".join, pairwise(words))
