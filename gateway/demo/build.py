@@ -15,7 +15,7 @@ from gateway.demo.passages import Passage, read_passages
 from gateway.demo.repository.answering import Corpus
 from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors
 from gateway.demo.static_vectors import ensure_static_vectors
-from gateway.modelkit.files import GRAPH, MODEL, TOKENIZER, load_manifest
+from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
 
 MODELS = ("light", "large", "embedder")
 SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each model.py
@@ -27,8 +27,9 @@ def build_repository(models: Path, doc_root: Path, target: Path, progress: Calla
     `models` is the directory that holds the encoder, `doc_root` the one with README.md and docs/. Raises
     `ModelsUnavailable` when there is no documentation, `ModelMissing` or `ModelCorrupt` for the encoder.
     """
-    encoder = load_manifest(models / MODEL).directory
-    model, tokenizer = encoder / GRAPH, encoder / TOKENIZER
+    encoder = models / MODEL
+    load_manifest(encoder)
+    model, tokenizer = encoder / MODEL_FILE, encoder / TOKENIZER_FILE
     passages = read_passages(doc_root)
     if not passages:
         raise ModelsUnavailable(f"there is no documentation (README.md, docs/*.md) under {doc_root}")

@@ -9,7 +9,7 @@ import yaml
 
 from gateway.demo.repository.encoders import MiniLm, StaticVectors
 from gateway.demo.static_vectors import ensure_static_vectors
-from gateway.modelkit.files import GRAPH, MODEL, TOKENIZER, default_model_dir
+from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ def questions() -> Questions:
 def model_dir() -> Path:
     """The directory of the embedding model's files; `make setup` fetches them."""
     directory = default_model_dir() / MODEL
-    assert (directory / GRAPH).is_file(), f"the embedding model is not in {directory}: run `make setup`"
+    assert (directory / MODEL_FILE).is_file(), f"the embedding model is not in {directory}: run `make setup`"
     return directory
 
 
 @pytest.fixture(scope="session")
 def mini_lm(model_dir: Path) -> MiniLm:
-    return MiniLm(model_dir / GRAPH, model_dir / TOKENIZER)
+    return MiniLm(model_dir / MODEL_FILE, model_dir / TOKENIZER_FILE)
 
 
 @pytest.fixture(scope="session")
 def static_vectors(model_dir: Path) -> StaticVectors:
-    model, tokenizer = model_dir / GRAPH, model_dir / TOKENIZER
+    model, tokenizer = model_dir / MODEL_FILE, model_dir / TOKENIZER_FILE
     table = ensure_static_vectors(model, tokenizer, model_dir.with_name(f"{MODEL}-static"), print)
     return StaticVectors(table, tokenizer)
