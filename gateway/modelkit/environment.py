@@ -1,0 +1,96 @@
+"""Python environments for what the gateway itself must not contain, and the steps that fill them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ENVIRONMENT_TIMEOUT_S = 120.0  # measured: 3 s
+PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
+
+
+class FetchFailed(Exception):
+    """A step failed; the message is one sentence that says which and why. Nothing half-made is left."""
+
+
+def python_of(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def make_environment(path: Path) -> Path:
+    """A new virtual environment with pip at `path`, in place of whatever was there; returns its interpreter.
+
+    Debian keeps ensurepip in a package of its own (python3-venv), and without it `venv` fails: then virtualenv, which
+    brings pip along, makes the environment. Raises `FetchFailed`.
+    """
+    try:
+        _remake(path, [sys.executable, "-m", "venv", path])
+    except FetchFailed as first:
+        with tempfile.TemporaryDirectory(prefix="nearhit-virtualenv-") as scratch:
+            step = "virtualenv could not be installed either"
+            try:
+                run_step(step, [sys.executable, *PIP, "install", "-q", "--target", scratch, "virtualenv"])
+                _remake(path, [sys.executable, "-m", "virtualenv", "-q", "--no-periodic-update", path], scratch)
+            except FetchFailed as second:
+                raise FetchFailed(f"{first}; {second}") from None
+    return python_of(path)
+
+
+def _remake(path: Path, command: Sequence[str | Path], pythonpath: str | None = None) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    environ = {} if pythonpath is None else {"PYTHONPATH": pythonpath}
+    try:
+        run_step(f"a Python environment could not be made at {path}", command, ENVIRONMENT_TIMEOUT_S, environ)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def run_step(
+    failure: str,
+    command: Sequence[str | Path],
+    timeout_s: float = ENVIRONMENT_TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a command to its end, `timeout_s` seconds at most, with `environ` over this process's own environment.
+
+    Raises `FetchFailed`: the words of `failure`, then the command's last error line. The command and its children are
+    killed when it takes too long and when this process is interrupted.
+    """
+    # A file, not a pipe: nothing has to be read for the command to go on.
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own words and paths
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONNOUSERSITE": "1", "PYTHONPATH": "", **(environ or {})},
+                start_new_session=True,  # one signal then reaches the command's children too
+            )
+        except OSError as error:
+            raise FetchFailed(f"{failure}: {error}") from None
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise FetchFailed(f"{failure}: not done after {timeout_s:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if status:
+            output.seek(0)
+            raise FetchFailed(f"{failure}: {_last_error(output.read()) or f'exit status {status}'}")
+
+
+def _last_error(output: str) -> str:
+    """The line that names the cause: pip's last ERROR, else the last line of all."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or [""])[-1][:300]
