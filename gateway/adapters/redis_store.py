@@ -104,11 +104,8 @@ class RedisStore:
                 return list(await pipe.execute())
 
         rows = await self._guard(read) if names else []
-        return [
-            StoredVector(name, scope.decode(), np.frombuffer(vector, dtype="<f4").astype(np.float32), float(expires))
-            for name, (scope, expires, embedder, vector) in zip(names, rows, strict=True)
-            if vector is not None and scope is not None and expires is not None and embedder == self._embedder
-        ]
+        found = (_vector(name, row, self._embedder) for name, row in zip(names, rows, strict=True))
+        return [stored for stored in found if stored is not None]
 
     async def stats(self) -> StoreStats:
         async def read() -> StoreStats:
@@ -140,6 +137,20 @@ class RedisStore:
 
 def _key(fingerprint: str) -> str:
     return f"{PREFIX}entry:{fingerprint}"
+
+
+def _vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
+    """What `_read_vectors` asked for as a vector; None where there is none, or none of the `current` embedder, or one
+    that cannot be read: it must not keep the index from all others."""
+    scope, expires, embedder, vector = row
+    if not vector or scope is None or expires is None or embedder != current:
+        return None
+    try:
+        values = np.frombuffer(vector, dtype="<f4").astype(np.float32)
+        return StoredVector(name, scope.decode(), values, float(expires))
+    except ValueError:  # UnicodeDecodeError included
+        LOG.warning("a stored vector is unreadable", extra={"fields": {"fingerprint": name}})
+        return None
 
 
 def connect(url: str) -> redis.Redis:

@@ -1,0 +1,213 @@
+"""What every response store must do: the real ones on real servers, with and without the front, and the fake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.front_store import FrontStore
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.system_clock import SystemClock
+from gateway.errors import StoreUnavailable
+from gateway.ports import ResponseStore
+from tests.fixtures.entries import entry_of, hexed, vector_of
+from tests.fixtures.fakes import MemoryStore
+from tests.fixtures.stores import OutsideServer
+
+CLOCK = SystemClock()
+SERVERS = ("embedded", "redis", "rediss")
+
+
+@dataclass
+class Opened:
+    store: ResponseStore
+    url: str | None  # of the server behind it
+
+    def other(self, embedder: str) -> RedisStore:
+        """A gateway with another embedding model on the same server."""
+        assert self.url is not None
+        return RedisStore(connect(self.url), embedder=embedder, timeout_s=5.0, clock=CLOCK)
+
+
+async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stack: AsyncExitStack) -> Opened:
+    if kind.startswith("front-"):
+        opened = await open_store(kind.removeprefix("front-"), request, path, stack)
+        return Opened(FrontStore(opened.store, max_bytes=2**20, max_age_s=None, clock=CLOCK), opened.url)
+    if kind == "memory":
+        return Opened(MemoryStore(CLOCK), None)
+    if kind == "embedded":
+        server = await EmbeddedValkey.start(path, max_memory=2**26)
+        stack.push_async_callback(server.stop)
+        url = server.url
+    else:
+        outside: OutsideServer = request.getfixturevalue("outside_store" if kind == "redis" else "tls_store")
+        url = outside.url
+    store = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
+    stack.push_async_callback(store.close)
+    return Opened(store, url)
+
+
+@pytest.fixture(params=[*SERVERS, "memory", *(f"front-{kind}" for kind in (*SERVERS, "memory"))])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
+    async with AsyncExitStack() as stack:
+        yield await open_store(request.param, request, tmp_path, stack)
+
+
+@pytest.fixture(params=SERVERS)
+async def on_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[RedisStore, Redis]]:
+    """A store and an operator's own client of the server that it is on."""
+    async with AsyncExitStack() as stack:
+        opened = await open_store(request.param, request, tmp_path, stack)
+        assert opened.url is not None
+        with Redis.from_url(opened.url) as client:
+            yield opened.store, client
+
+
+async def test_what_was_put_comes_back_field_by_field(opened: Opened) -> None:
+    """The owner fields decide who may see an answer: one that changes on its way would leak."""
+    entry = entry_of("a", tenant="t\u00e4nant/1", streamed=True, payload=(b"one", b"", b"\xff\x00", b"[DONE]"))
+    await opened.store.put(entry, vector_of(1))
+    assert await opened.store.get(entry.fingerprint) == entry
+
+
+async def test_what_was_never_put_is_absent(opened: Opened) -> None:
+    assert await opened.store.get(hexed("nothing")) is None
+    assert await opened.store.delete([hexed("nothing")]) == 0
+
+
+async def test_a_second_put_replaces_answer_and_vector(opened: Opened) -> None:
+    await opened.store.put(entry_of("a", backend="old"), vector_of(1))
+    replacement = entry_of("a", backend="new", question=None)
+    await opened.store.put(replacement, None)
+    assert await opened.store.get(replacement.fingerprint) == replacement
+    assert [stored async for stored in opened.store.vectors()] == []
+    assert (await opened.store.stats()).entries == 1
+
+
+async def test_delete_removes_just_the_named_ones_and_counts_them(opened: Opened) -> None:
+    for name in "abc":
+        await opened.store.put(entry_of(name), vector_of(1))
+    assert await opened.store.delete([hexed("a"), hexed("c"), hexed("nothing")]) == 2
+    assert [await opened.store.get(hexed(name)) is None for name in "abc"] == [True, False, True]
+    assert [stored.fingerprint async for stored in opened.store.vectors()] == [hexed("b")]
+    assert await opened.store.delete([]) == 0
+
+
+async def test_vectors_come_back_bit_by_bit_with_their_scope_and_expiry(opened: Opened) -> None:
+    entry = entry_of("a")
+    await opened.store.put(entry, vector_of(1))
+    await opened.store.put(entry_of("without"), None)
+    (stored,) = [stored async for stored in opened.store.vectors()]
+    assert (stored.fingerprint, stored.scope, stored.expires) == (entry.fingerprint, entry.scope, entry.expires)
+    assert stored.vector.dtype == np.float32
+    np.testing.assert_array_equal(stored.vector, vector_of(1))
+
+
+async def test_a_thousand_entries_are_all_there(opened: Opened) -> None:
+    for i in range(1000):
+        await opened.store.put(entry_of(f"n{i}"), vector_of(i))
+    stats = await opened.store.stats()
+    assert stats.entries == 1000
+    assert stats.bytes > 1000 * 16
+    found = {stored.fingerprint: stored.vector async for stored in opened.store.vectors()}
+    assert set(found) == {hexed(f"n{i}") for i in range(1000)}
+    np.testing.assert_array_equal(found[hexed("n437")], vector_of(437))
+    assert (await opened.store.get(hexed("n999"))) is not None
+
+
+async def test_an_entry_past_its_expiry_is_gone(opened: Opened) -> None:
+    store = opened.store
+    expired = replace(entry_of("old"), expires=CLOCK.wall() - 1)
+    await (store._store if isinstance(store, FrontStore) else store).put(expired, vector_of(1))
+    assert await store.get(expired.fingerprint) is None
+    assert [stored async for stored in store.vectors()] == []
+    assert (await store.stats()).entries == 0
+
+
+async def test_the_server_itself_forgets_at_the_expiry(on_server: tuple[RedisStore, Redis]) -> None:
+    """A gateway that is down must not keep answers alive: the expiry lies with the key."""
+    store, client = on_server
+    entry = entry_of("a", lifetime_s=90)
+    await store.put(entry, vector_of(1))
+    (key,) = client.keys("*entry*")
+    assert client.pexpiretime(key) == int(entry.expires * 1000)
+
+
+async def test_only_vectors_of_the_current_embedder_are_yielded(opened: Opened) -> None:
+    if opened.url is None:
+        pytest.skip("one embedder a memory store")
+    other = opened.other("e2")
+    await opened.store.put(entry_of("mine"), vector_of(1))
+    await other.put(entry_of("theirs"), vector_of(2))
+    assert [stored.fingerprint async for stored in opened.store.vectors()] == [hexed("mine")]
+    assert [stored.fingerprint async for stored in other.vectors()] == [hexed("theirs")]
+    assert await opened.store.get(hexed("theirs")) is not None  # the answer itself is as good as ever
+    await other.close()
+
+
+@pytest.mark.parametrize("record", [b"", b"\xc1", b"garbage", b"\x93\x63\x01\x02", b"\x80"])
+async def test_an_unreadable_record_is_absent(on_server: tuple[RedisStore, Redis], record: bytes) -> None:
+    store, client = on_server
+    entry = entry_of("a")
+    await store.put(entry, None)
+    (key,) = client.keys("*entry*")
+    client.hset(key, "record", record)
+    assert await store.get(entry.fingerprint) is None
+
+
+async def test_a_record_under_a_foreign_key_is_absent(on_server: tuple[RedisStore, Redis]) -> None:
+    """A record says itself which request it answers; one that lies elsewhere is nobody's."""
+    store, client = on_server
+    await store.put(entry_of("a"), None)
+    (key,) = client.keys("*entry*")
+    client.copy(key, key.replace(hexed("a").encode(), hexed("b").encode()))
+    assert await store.get(hexed("b")) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"vector": b"abc"}, {"vector": b""}, {"expires": b"soon"}, {"scope": b"\xff"}],
+    ids=["cut-vector", "empty-vector", "expiry", "scope"],
+)
+async def test_a_damaged_vector_hides_no_other(on_server: tuple[RedisStore, Redis], fields: dict[str, bytes]) -> None:
+    store, client = on_server
+    await store.put(entry_of("damaged"), vector_of(1))
+    (key,) = client.keys("*entry*")
+    await store.put(entry_of("sound"), vector_of(2))
+    client.hset(key, mapping=fields)
+    assert [stored.fingerprint async for stored in store.vectors()] == [hexed("sound")]
+
+
+async def test_keys_of_others_in_the_same_database_are_left_alone(on_server: tuple[RedisStore, Redis]) -> None:
+    store, client = on_server
+    client.set("session:1", "theirs")
+    client.zadd("entries", {"theirs": 0})
+    await store.put(entry_of("a"), vector_of(1))
+    await store.stats()
+    assert len([stored async for stored in store.vectors()]) == 1
+    await store.delete([hexed("a"), "session:1"])
+    assert client.get("session:1") == b"theirs"
+    assert client.zrange("entries", 0, -1) == [b"theirs"]
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_store: OutsideServer) -> None:
+    url = tls_store.url.partition("?")[0]
+    store = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        await store.get(hexed("a"))
+    await store.close()
+
+
+async def test_a_wrong_password_makes_the_store_unavailable_and_is_not_repeated(outside_store: OutsideServer) -> None:
+    store = RedisStore(connect(outside_store.url.replace("s3cret", "wr0ng")), embedder="e", timeout_s=5.0, clock=CLOCK)
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.put(entry_of("a"), None)
+    assert "wr0ng" not in str(refused.value)
+    await store.close()

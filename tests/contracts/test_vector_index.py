@@ -1,0 +1,154 @@
+"""What every vector index must do: FAISS, and the fake that looks at everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.adapters.faiss_index import FaissIndex
+from gateway.messages import Neighbour
+from gateway.ports import VectorIndex
+from tests.fixtures.entries import DIMENSION, vector_of
+from tests.fixtures.fakes import ExactIndex
+
+KINDS = (FaissIndex, ExactIndex)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def index(request: pytest.FixtureRequest) -> Iterator[VectorIndex]:
+    with closing(request.param(DIMENSION, max_entries=100)) as made:
+        yield made
+
+
+def names(found: list[Neighbour]) -> list[str]:
+    return [neighbour.fingerprint for neighbour in found]
+
+
+async def test_an_empty_index_finds_nothing(index: VectorIndex) -> None:
+    assert await index.search("s", vector_of(1), 4) == []
+    assert (index.size, await index.remove(["a"])) == (0, 0)
+
+
+async def test_neighbours_come_most_similar_first_and_at_most_k(index: VectorIndex) -> None:
+    target, other = vector_of(1), vector_of(2)
+    for name, share in (("far", 0.2), ("near", 0.9), ("equal", 1.0), ("middle", 0.6)):
+        mixed = share * target + (1 - share) * other
+        await index.add(name, "s", (mixed / np.linalg.norm(mixed)).astype(np.float32))
+    found = await index.search("s", target, 3)
+    assert names(found) == ["equal", "near", "middle"]
+    assert found[0].similarity == pytest.approx(1.0, abs=1e-6)
+    assert all(a.similarity >= b.similarity for a, b in pairwise(found))
+
+
+async def test_similarity_lies_between_0_and_1(index: VectorIndex) -> None:
+    await index.add("same", "s", vector_of(1))
+    await index.add("opposite", "s", -vector_of(1))
+    assert [n.similarity for n in await index.search("s", vector_of(1), 2)] == [pytest.approx(1.0, abs=1e-6), 0.0]
+    assert all(n.similarity <= 1.0 for n in await index.search("s", vector_of(1), 2))
+
+
+async def test_adding_again_replaces_vector_and_scope(index: VectorIndex) -> None:
+    await index.add("a", "old", vector_of(1))
+    await index.add("a", "new", vector_of(2))
+    assert index.size == 1
+    assert await index.search("old", vector_of(1), 4) == []
+    (found,) = await index.search("new", vector_of(2), 4)
+    assert found.similarity == pytest.approx(1.0, abs=1e-6)
+
+
+async def test_what_was_removed_is_never_found_again(index: VectorIndex) -> None:
+    for i in range(10):
+        await index.add(str(i), "s", vector_of(i))
+    assert await index.remove(["3", "7", "nothing"]) == 2
+    assert sorted(names(await index.search("s", vector_of(3), 10))) == list("01245689")
+    assert await index.remove([str(i) for i in range(10)]) == 8
+    assert (index.size, await index.search("s", vector_of(3), 10)) == (0, [])
+
+
+async def test_beyond_its_bound_the_oldest_go_first(index: VectorIndex) -> None:
+    for i in range(100):
+        await index.add(str(i), f"s{i % 2}", vector_of(i))
+    await index.add("0", "s0", vector_of(0))  # put again: young again
+    await index.add("new", "s1", vector_of(500))
+    assert index.size == 100
+    kept = {*names(await index.search("s0", vector_of(0), 100)), *names(await index.search("s1", vector_of(0), 100))}
+    assert kept == {"0", "new", *map(str, range(2, 100))}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [vector_of(1)[:-1], vector_of(1).astype(np.float64), vector_of(1)[np.newaxis], np.zeros(0, dtype=np.float32)],
+    ids=["short", "float64", "matrix", "empty"],
+)
+async def test_a_vector_of_the_wrong_form_is_refused(index: VectorIndex, wrong: np.ndarray) -> None:
+    await index.add("a", "s", vector_of(1))
+    with pytest.raises(ValueError, match="expected float32"):
+        await index.add("b", "s", wrong)
+    with pytest.raises(ValueError, match="expected float32"):
+        await index.search("s", wrong, 1)
+    assert names(await index.search("s", vector_of(1), 4)) == ["a"]
+
+
+async def test_the_bytes_it_takes_grow_with_what_it_holds(index: VectorIndex) -> None:
+    await index.add("a", "s", vector_of(1))
+    one = index.bytes
+    for i in range(50):
+        await index.add(str(i), "s", vector_of(i))
+    assert index.bytes > one > 4 * DIMENSION - 1
+
+
+async def test_concurrent_adds_searches_and_removals_neither_crash_nor_cross_scopes(index: VectorIndex) -> None:
+    """FAISS crashes the process when it is added to and searched at once: the adapter has to prevent it."""
+
+    async def work(worker: int) -> None:
+        draw = random.Random(worker)
+        for i in range(60):
+            scope = f"s{draw.randrange(3)}"
+            name = f"{scope}/{draw.randrange(30)}"
+            await index.add(name, scope, vector_of(draw.randrange(1000)))
+            found = await index.search(scope, vector_of(i), 5)
+            assert all(neighbour.fingerprint.startswith(f"{scope}/") for neighbour in found)
+            if draw.random() < 0.3:
+                await index.remove([f"{scope}/{draw.randrange(30)}"])
+
+    async with asyncio.TaskGroup() as tasks:
+        for worker in range(8):
+            tasks.create_task(work(worker))
+    assert index.size <= 90
+
+
+ADD = st.tuples(st.just("add"), st.integers(0, 12), st.integers(0, 3), st.integers(0, 30))
+REMOVE = st.tuples(st.just("remove"), st.integers(0, 12), st.just(0), st.just(0))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(st.one_of(ADD, REMOVE), max_size=40), asked=st.integers(0, 3), seed=st.integers(0, 30))
+def test_a_search_returns_all_of_its_scope_and_nothing_else(
+    kind: type[FaissIndex | ExactIndex], operations: list[tuple[str, int, int, int]], asked: int, seed: int
+) -> None:
+    async def run() -> None:
+        with closing(kind(DIMENSION, max_entries=8)) as index:
+            held: dict[str, int] = {}
+            for operation, name, scope, vector in operations:
+                held.pop(str(name), None)
+                if operation == "add":
+                    await index.add(str(name), f"s{scope}", vector_of(vector))
+                    held[str(name)] = scope
+                    for oldest in list(held)[: max(0, len(held) - 8)]:
+                        del held[oldest]
+                else:
+                    await index.remove([str(name)])
+            found = await index.search(f"s{asked}", vector_of(seed), 100)
+            assert sorted(names(found)) == sorted(name for name, scope in held.items() if scope == asked)
+            assert index.size == len(held)
+
+    asyncio.run(run())
