@@ -53,7 +53,8 @@ class OnnxEncoder:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Embedding:
-        read = self._tokenizer.encode(text[:MAX_CHARACTERS])
+        # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
+        read = self._tokenizer.encode(text[:MAX_CHARACTERS].encode("utf-8", "replace").decode())
         ids = np.array([read.ids], np.int64)
         (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
         truncated = bool(read.overflowing) or len(text) > MAX_CHARACTERS

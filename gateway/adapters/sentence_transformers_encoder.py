@@ -37,11 +37,13 @@ class SentenceTransformersEncoder:
         """One embedding a text, in order: vectors float32 (dimension,), unit length. `tokens` counts what was read."""
         if not texts:
             return []
+        # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
+        readable = [text.encode("utf-8", "replace").decode() for text in texts]
         vectors = self._model.encode(
-            list(texts), batch_size=BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+            readable, batch_size=BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
         )
         limit = int(self._model.max_seq_length or 2**31)
-        lengths = [len(ids) for ids in self._model.tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]]
+        lengths = [len(ids) for ids in self._model.tokenizer(readable, truncation=False, verbose=False)["input_ids"]]
         return [
             Embedding(np.array(vector, np.float32), min(length, limit), length > limit)
             for vector, length in zip(vectors, lengths, strict=True)

@@ -54,7 +54,7 @@ EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
     """Returns the model's directory inside `model_dir`; instant when it is there already and unchanged.
 
-    `keep_env`: where the build environment, weights included, is made and stays to be used again; None: a temporary one.
+    `keep_env`: where the build environment, weights included, is made and stays for the next time; None: nowhere.
     Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
     """
     target = model_dir / MODEL
