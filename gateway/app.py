@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.access_log import AccessLog
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.system_clock import SystemClock
@@ -22,7 +23,9 @@ from gateway.dialects.openai import OpenAI
 from gateway.errors import NotFound, StoreUnavailable
 from gateway.faults import Fault
 from gateway.flight import Flight
+from gateway.front import Front
 from gateway.messages import Bypass, Request, Response, Vector
+from gateway.observer import Observer
 from gateway.parts import DataDirLock, StartFailed, Stores, build_backends, build_embedder, open_stores, secret
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy, Route
@@ -94,19 +97,30 @@ class Gateway:
     """A gateway that runs; made by `running`."""
 
     def __init__(
-        self, config: Config, parts: Parts, stores: Stores, policy: Policy, environ: Mapping[str, str]
+        self,
+        config: Config,
+        parts: Parts,
+        stores: Stores,
+        policy: Policy,
+        environ: Mapping[str, str],
+        access_log: AccessLog | None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.stores = stores
         self.index_ready = False
         self._table = self._build(policy)
-        self.data_port = DataPort(config.server, parts.clock, self.health)
+        self._observer = Observer(parts.telemetry, parts.clock, access_log)
+        front = Front(parts.store, self._current, self._observer, parts.clock)
+        self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(config.server.admin, token, parts.telemetry, self.stats, before_scrape=self.sample)
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
+
+    def _current(self) -> RouteTable:
+        return self._table
 
     @property
     def policy(self) -> Policy:
@@ -140,11 +154,11 @@ class Gateway:
 
     def handler(self) -> Handler:
         """The stages that every request passes; `ApplyPolicy` hands it on to those of its route."""
-        telemetry, clock = self.parts.telemetry, self.parts.clock
+        telemetry = self.parts.telemetry
         dialects: tuple[Dialect, ...] = (OpenAI(),)
         return compose(
             [
-                Observe(telemetry, clock),  # outermost: sees every outcome
+                Observe(self._observer),  # outermost: sees every outcome
                 Protect(  # errors become responses here, so nothing but `Observe` may stand outside
                     telemetry,
                     inflight=lambda: self.data_port.inflight,
@@ -152,7 +166,7 @@ class Gateway:
                     fallback=dialects[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                ApplyPolicy(lambda: self._table, dialects),
+                ApplyPolicy(self._current, dialects),
             ],
             _nowhere,
         )
@@ -228,12 +242,18 @@ class Gateway:
 
 @asynccontextmanager
 async def running(
-    config: Config, policy: Policy, environ: Mapping[str, str], clock: Clock | None = None
+    config: Config,
+    policy: Policy,
+    environ: Mapping[str, str],
+    clock: Clock | None = None,
+    access_log: AccessLog | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
     step fails. Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
+        if access_log is not None:
+            stack.callback(access_log.flush)
         lock = DataDirLock(config.data_dir)
         stack.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
@@ -260,7 +280,7 @@ async def running(
             telemetry=Telemetry(),
             max_entry=config.store.max_entry,
         )
-        gateway = Gateway(config, parts, stores, policy, environ)
+        gateway = Gateway(config, parts, stores, policy, environ, access_log)
         gateway.policy_reloaded(policy, ())
         for background in (gateway.rebuild_index(), gateway.keep_history()):
             task = asyncio.create_task(background)

@@ -87,7 +87,7 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     policy = load_policy(config.policies, config)
     request, call = _parse(path)
     route = policy.match(request.path, call.model, request.tenant, request.headers)
-    request = routed(request, call, route)
+    request = routed(request, request.body, call, route)
     embedding, hardness = await _embedded(config, call)
     decision = await _decide(config, environ, route, replace(request, embedding=embedding), hardness)
     return Explanation(
@@ -132,13 +132,13 @@ def _parse(path: Path) -> tuple[Request, Call]:
         source=_NoBody(),
         received=clock.monotonic(),
         trace=Trace(clock),
-        tenant=str(wrapped.get("tenant", ANONYMOUS)),
         body=orjson.dumps(wrapped["body"]),
     )
+    request.trace.tenant = str(wrapped.get("tenant", ANONYMOUS))
     dialect = OpenAI()
     if not dialect.claims(request.method, request.path):
         raise BadRequest(f"{path}: the path {request.path} is passed through, there is nothing to explain")
-    return request, dialect.parse(request)
+    return request, dialect.parse(request.path, request.body)
 
 
 async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Vector | None]:

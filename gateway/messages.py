@@ -200,7 +200,6 @@ class Request:
     source: BodySource  # where the body comes from
     received: float  # monotonic clock, seconds
     trace: Trace
-    tenant: str = ""
     body: bytes = b""  # read where a dialect claims the path; what nobody claims streams from `source`
     call: Call | None = None  # None: no dialect knows the path
     route: str = ""
@@ -211,6 +210,10 @@ class Request:
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
+
+    @property
+    def tenant(self) -> str:
+        return self.trace.tenant
 
 
 @dataclass(frozen=True, slots=True)

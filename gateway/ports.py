@@ -205,7 +205,7 @@ class Dialect(Protocol):
     def claims(self, method: str, path: str) -> bool:
         """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
 
-    def parse(self, request: Request) -> Call:
+    def parse(self, path: str, body: bytes) -> Call:
         """The call of a request that this dialect claims. Raises `BadRequest`."""
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:

@@ -16,12 +16,23 @@ from gateway.errors import BadRequest, RequestTimeout, TooLarge
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
+def taken_whole(http: web.BaseRequest) -> bytes | None:
+    """The body, if it has come with its head, as most do: no waiting and no timer."""
+    content = http.content
+    return content.read_nowait(-1) if content.is_eof() and content.exception() is None else None
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
 class HttpBody:
-    """`max_bytes` bounds what is read, before and after decoding; `timeout_s` the whole reading, and each wait for
+    """`taken` is what `taken_whole` returned. `max_bytes` bounds what is read, before and after decoding; `timeout_s` the whole reading, and each wait for
     more of a body that streams through (that one has no bound in size: it is never held)."""
 
-    def __init__(self, http: web.BaseRequest, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, http: web.BaseRequest, taken: bytes | None, *, max_bytes: int, timeout_s: float) -> None:
         self._http = http
+        self._taken = taken
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
@@ -29,17 +40,22 @@ class HttpBody:
         length = self._http.content_length
         if length is not None and length > self._max_bytes:
             raise self._too_large()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._go_on()
-                body = await self._collect()
-        except TimeoutError:
-            raise RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s") from None
+        body = self._taken if self._taken is not None else await self._arriving()
         encoding = self._http.headers.get("content-encoding", "identity").lower()
         return body if encoding in ("", "identity") else self._decoded(body, encoding)
 
     def stream(self) -> AsyncIterator[bytes] | None:
+        if self._taken is not None:
+            return _once(self._taken) if self._taken else None
         return self._stream() if self._http.can_read_body else None
+
+    async def _arriving(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._go_on()
+                return await self._collect()
+        except TimeoutError:
+            raise RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s") from None
 
     async def _collect(self) -> bytes:
         pieces: list[bytes] = []

@@ -39,3 +39,11 @@ def explaining(provenance: Provenance, trace: Trace) -> list[tuple[str, str]]:
     if timing:
         headers.append(("Server-Timing", timing))
     return headers
+
+
+def answer_headers(
+    headers: tuple[tuple[str, str], ...], request_id: str, trace: Trace, provenance: Provenance
+) -> list[tuple[str, str]]:
+    """All end-to-end headers of an answer, those of its backend or entry first."""
+    named = [*headers, ("x-request-id", request_id), ("Server", "nearhit")]
+    return named + explaining(provenance, trace) if trace.expose_headers else named

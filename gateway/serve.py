@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway import logs
+from gateway.access_log import AccessLog
 from gateway.app import Gateway, cancelled, running
 from gateway.config.load import load_config
 from gateway.policy.load import load_policy
@@ -25,7 +26,8 @@ async def serve(
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
     config = load_config(path, at(environ, listen, admin))
-    async with running(config, load_policy(config.policies, config), environ) as gateway, following(gateway):
+    policy = load_policy(config.policies, config)
+    async with running(config, policy, environ, access_log=access_log(log_level)) as gateway, following(gateway):
         announce(gateway.data_address, gateway.admin_address)
         await until_signalled()
 
@@ -58,7 +60,7 @@ async def serve_upstream(
     """Serves one endpoint, with both caches on and no file at all."""
     logs.set_up(log_level)
     config, policy = upstream_config(url, at(environ, listen, admin))
-    async with running(config, policy, environ) as gateway:
+    async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         announce(gateway.data_address, gateway.admin_address)
         await until_signalled()
 
@@ -67,6 +69,11 @@ def at(environ: Mapping[str, str], listen: Address | None, admin: Address | None
     """The environment with the addresses of the command line in it: they are checked like every other setting."""
     given = {"NEARHIT_SERVER__LISTEN": listen, "NEARHIT_SERVER__ADMIN": admin}
     return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
+
+
+def access_log(level: str) -> AccessLog | None:
+    """A line a request is of level info."""
+    return AccessLog(sys.stderr) if level in ("debug", "info") else None
 
 
 def announce(data: tuple[str, int], admin: tuple[str, int]) -> None:

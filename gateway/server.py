@@ -15,25 +15,32 @@ from aiohttp import web
 from gateway.bodies import Ready, close_body
 from gateway.config.schema import Server as ServerConfig
 from gateway.errors import StreamBroken
+from gateway.front import Front
 from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.request_body import HttpBody
-from gateway.response_headers import explaining
+from gateway.response_headers import answer_headers
 from gateway.trace import Trace
+from gateway.wire import Prebuilt, whole
 
 HTTP_LOG = logging.getLogger("nearhit.http")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Events that are all there already go out in pieces of this size: one write an event costs five times as much.
 BURST_BYTES = 64 * 1024
+Sendable = web.StreamResponse | Prebuilt
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class DataPort:
     """`health` answers /readyz: whether it is ready, and what it looked at."""
 
-    def __init__(self, config: ServerConfig, clock: Clock, health: Health) -> None:
+    def __init__(
+        self, config: ServerConfig, clock: Clock, health: Health, front: Front, table: Callable[[], object]
+    ) -> None:
         self._config = config
+        self._front = front
+        self._table = table
         self._clock = clock
         self._health = health
         self._runner: web.ServerRunner | None = None
@@ -43,8 +50,9 @@ class DataPort:
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
         self._handler = handler
+        self._loop = asyncio.get_running_loop()
         server = web.Server(
-            self._serve,
+            self._serve,  # type: ignore[arg-type]  # `Prebuilt` is all of a StreamResponse that is asked for
             request_factory=self._request,
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too
             access_log=None,
@@ -69,16 +77,21 @@ class DataPort:
             await self._runner.cleanup()
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)
 
-    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, http: web.BaseRequest) -> Sendable:
         path, _, query = http.raw_path.partition("?")
         if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
             return await self._report(path)
+        request_id, key, table = _request_id(http), self._front.key(http), self._table()
+        if key is not None:
+            hit = self._front.answer(http, key, request_id)
+            if hit is not None:
+                return hit
         self.inflight += 1
         try:
             request = Request(
-                id=_request_id(http),
+                id=request_id,
                 method=http.method,
                 path=path,
                 query=query,
@@ -87,7 +100,10 @@ class DataPort:
                 received=self._clock.monotonic(),
                 trace=Trace(self._clock),
             )
-            return await self._send(http, request, await self._handler(request))
+            response = await self._handler(request)
+            if key is not None:
+                self._front.learn(key, table, request, response)
+            return await self._send(http, request, response)
         finally:
             self.inflight -= 1
 
@@ -98,15 +114,13 @@ class DataPort:
         body = orjson.dumps({"ready": ready, **seen})
         return web.Response(status=200 if ready else 503, body=body, content_type="application/json")
 
-    async def _send(self, http: web.BaseRequest, request: Request, response: Response) -> web.StreamResponse:
-        headers: list[tuple[str, str]] = [*response.headers, ("x-request-id", request.id), ("Server", "nearhit")]
-        if request.trace.expose_headers:
-            headers += explaining(response.provenance, request.trace)
+    async def _send(self, http: web.BaseRequest, request: Request, response: Response) -> Sendable:
+        headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
         if isinstance(response.body, Whole):
             if http.method == "HEAD":
                 return _headless(response.status, headers)
             headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
-            return web.Response(status=response.status, headers=headers, body=response.body.data)
+            return whole(http, response.status, headers, response.body.data)
         try:
             return await self._relay(http, response, headers)
         finally:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
 
 
 class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
-    __slots__ = ("_clock", "complexity", "dialect", "expose_headers", "note", "route", "spans", "tenant")
+    __slots__ = ("_clock", "complexity", "dialect", "expose_headers", "note", "route", "served", "spans", "tenant")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,6 +25,7 @@ class Trace:
         self.route = ""
         self.tenant = ""
         self.expose_headers = True
+        self.served: tuple[Entry, float] | None = None  # of an exact hit: the entry and the time to live it is held to
         self.complexity: float | None = None  # in [0, 1]
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 

@@ -43,7 +43,8 @@ class Stats:
             "verdicts": verdicts,
             "latency_ms": {str(verdict): _latency(telemetry.request_seconds, verdict) for verdict in Verdict},
             "stage_ms": {
-                stage: _quantiles(telemetry.stage_seconds, (stage,)) for (stage,) in sorted(telemetry.stage_seconds.counts)
+                stage: _quantiles(telemetry.stage_seconds, (stage,))
+                for (stage,) in sorted(telemetry.stage_seconds.counts)
             },
             "tiers": self._tiers(),
             "routed": [

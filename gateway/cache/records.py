@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields
+from dataclasses import astuple
+from typing import get_origin, get_type_hints
 
 import msgpack
 
 from gateway.messages import Entry
 
 VERSION = 1
-_FIELDS = tuple(field.name for field in fields(Entry))
+# What msgpack must have found for each field, in order; a whole number is as good as the float that it was.
+_TYPES = tuple(int | float if hint is float else get_origin(hint) or hint for hint in get_type_hints(Entry).values())
 
 
 class RecordInvalid(ValueError):
@@ -27,6 +29,11 @@ def decode(data: bytes) -> Entry:
         version, *values = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RecordInvalid(f"not a record: {type(error).__name__}") from None
-    if version != VERSION or len(values) != len(_FIELDS):
+    if version != VERSION or len(values) != len(_TYPES):
         raise RecordInvalid(f"a record of version {version!r}, expected {VERSION}")
-    return Entry(*values)
+    if not all(map(isinstance, values, _TYPES)):
+        raise RecordInvalid("a record with a field of the wrong type")
+    entry = Entry(*values)
+    if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
+        raise RecordInvalid("a record without an answer")
+    return entry

@@ -14,7 +14,7 @@ import orjson
 from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Event, Request
+from gateway.messages import Bypass, Call, Event
 from gateway.ports import Inspection, TextAnswer
 
 OPERATIONS = {
@@ -35,28 +35,9 @@ class OpenAI:
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path in OPERATIONS
 
-    def parse(self, request: Request) -> Call:
-        operation = OPERATIONS[request.path]
-        body = parse_object(request.body)
-        _check(body, operation)
-        decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
-        canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
-        question, context, no_question = _question(operation, decisive)
-        return Call(
-            dialect=self,
-            operation=operation,
-            body=body,
-            model=body["model"],
-            stream=body.get("stream") is True,
-            canonical=canonical,
-            context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
-            question=question,
-            no_question=no_question,
-            prompt=_prompt(operation, body),
-            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
-            user=body.get("user"),
-            questions=_inputs(body) if operation == "embeddings" else (),
-        )
+    def parse(self, path: str, body: bytes) -> Call:
+        operation = OPERATIONS[path]
+        return _call(self, operation, parse_object(body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(call.operation, payload, streamed)
@@ -86,6 +67,28 @@ class OpenAI:
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """An error object in the stream, and no [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)
+
+
+def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
+    _check(body, operation)
+    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
+    question, context, no_question = _question(operation, decisive)
+    return Call(
+        dialect=dialect,
+        operation=operation,
+        body=body,
+        model=body["model"],
+        stream=body.get("stream") is True,
+        canonical=canonical,
+        context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
+        question=question,
+        no_question=no_question,
+        prompt=_prompt(operation, body),
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        user=body.get("user"),
+        questions=_inputs(body) if operation == "embeddings" else (),
+    )
 
 
 def _check(body: Mapping[str, Any], operation: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gateway.errors import Unauthorized
 from gateway.messages import Request, Response
@@ -34,7 +33,7 @@ class Passthrough:
             else hashlib.sha256(b"tenant/" + credential.encode("utf-8", "surrogateescape")).hexdigest()
         )
         request.trace.tenant = tenant
-        return await forward(replace(request, tenant=tenant))
+        return await forward(request)
 
 
 class Keys:
@@ -53,4 +52,4 @@ class Keys:
         if tenant is None:
             raise Unauthorized("the API key is not known")
         request.trace.tenant = tenant
-        return await forward(replace(request, tenant=tenant))
+        return await forward(request)

@@ -36,6 +36,7 @@ class ExactLookup:
                 found = await self._find(request)
             if found is not None:
                 entry, freshness = found
+                request.trace.served = (entry, self._ttl_s)
                 return answer_from(entry, freshness, Verdict.EXACT)
         return await forward(request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.cache.directives import parse_directives
 from gateway.cache.keys import fingerprint_of, owner_of, scope_of
@@ -39,23 +39,23 @@ class ApplyPolicy:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:  # noqa: ARG002 - the route's chain follows
         table = self._table()
-        request, call = await self._read(request)
+        body, call = await self._read(request)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
         request.trace.route = route.name
         request.trace.expose_headers = route.expose_headers
         chains = table.chains[route.name]
-        return await (chains.others if call is None else chains.calls)(routed(request, call, route))
+        return await (chains.others if call is None else chains.calls)(routed(request, body, call, route))
 
-    async def _read(self, request: Request) -> tuple[Request, Call | None]:
+    async def _read(self, request: Request) -> tuple[bytes, Call | None]:
         for dialect in self._dialects:
             if dialect.claims(request.method, request.path):
                 request.trace.dialect = dialect
-                request = replace(request, body=await request.source.read())
-                return request, dialect.parse(request)
-        return request, None
+                body = await request.source.read()
+                return body, dialect.parse(request.path, body)
+        return b"", None
 
 
-def routed(request: Request, call: Call | None, route: Route) -> Request:
+def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
     """The request with all that its route decides. Raises `BadRequest` on budgets that are no durations."""
     budget = budget_of(request.headers, route.latency_budget_s)
     caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
@@ -64,8 +64,16 @@ def routed(request: Request, call: Call | None, route: Route) -> Request:
     if caching and call is not None and not directives.no_store:
         owner = owner_of(route.share, request.tenant, call.user)
         scope, fingerprint = scope_of(owner, route.name, call), fingerprint_of(owner, route.name, call)
-    return replace(
-        request,
+    return Request(  # not `replace`, which takes three times as long: every request comes by here
+        id=request.id,
+        method=request.method,
+        path=request.path,
+        query=request.query,
+        headers=request.headers,
+        source=request.source,
+        received=request.received,
+        trace=request.trace,
+        body=body,
         call=call,
         route=route.name,
         directives=directives,

@@ -1,0 +1,1 @@
+"""`make bench`: what a request costs, as ratios to a bare server measured in the same run."""

@@ -1,0 +1,239 @@
+"""Runs every path of the gateway and the bare servers in turn, several rounds, and prints the median ratios."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.load import Load, request_bytes, rss_mb, run
+
+QUESTION = "How do I reset the password of my account when the mail with the link never arrives at the address I gave?"
+SYSTEM = (
+    "You are the assistant of a shop for garden tools. Answer briefly, and never make promises about delivery. " * 3
+)
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
+embedder: {{adapter: {embedder}}}
+backends:
+  main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
+"""
+POLICY = """
+version: 1
+routes:
+  - {name: through, match: {headers: {x-bench: through}}, route: {backend: main}}
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}
+    route: {backend: main}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that listens on `port`; ended when the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(300):
+            if process.poll() is not None:
+                raise SystemExit(f"{arguments} ended with {process.returncode}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@contextlib.contextmanager
+def gateway(upstream: int, embedder: str) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
+    """-> (process, port, seconds until it served)."""
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(POLICY)
+        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, embedder=embedder, upstream=upstream))
+        started = time.perf_counter()
+        with server(["gateway", "serve"], port, home) as process:
+            yield process, port, time.perf_counter() - started
+
+
+def body(question: str) -> bytes:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    return json.dumps({"model": "bench", "temperature": 0, "messages": messages}).encode()
+
+
+def other_case(draw: random.Random) -> str:
+    """Another text with the same tokens (the model is uncased), so that no memory of texts helps."""
+    return "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in QUESTION)
+
+
+class Bench:
+    def __init__(self, requests: int, rounds: int) -> None:
+        self.requests, self.rounds = requests, rounds
+        self.draw = random.Random(7)
+        self.loads: dict[str, list[Load]] = {}
+        self.facts: dict[str, float] = {}
+
+    async def measure(
+        self,
+        name: str,
+        port: int,
+        pid: int,
+        bodies: list[bytes],
+        connections: int,
+        *,
+        headers: str = "",
+        expect: str = "",
+    ) -> None:
+        requests = [request_bytes(given, headers) for given in bodies]
+        load = await run(port, pid, requests, connections=connections, expect=expect.encode())
+        self.loads.setdefault(f"{name}|{connections}", []).append(load)
+
+    async def all(self) -> None:
+        up, fix, pro = free_port(), free_port(), free_port()
+        with (
+            server(["bench.servers", "upstream", str(up)], up),
+            server(["bench.servers", "fixed", str(fix)], fix) as fixed,
+            server(["bench.servers", "proxy", str(pro), f"http://127.0.0.1:{up}"], pro) as proxy,
+            gateway(up, "hash") as (hashed, hash_port, _),
+            gateway(up, "onnx") as (real, real_port, start),
+        ):
+            self.facts["start_s"], self.facts["rss_mb"] = start, rss_mb(real.pid)
+            for port, pid in ((hash_port, hashed.pid), (real_port, real.pid)):
+                await run(port, pid, [request_bytes(body(QUESTION))], connections=1)
+            for round_number in range(self.rounds + 1):
+                if round_number == 1:
+                    self.loads.clear()  # the first round warms everything up
+                for connections in (1, 32):
+                    same = [body(QUESTION)] * self.requests
+                    await self.measure("bare server, fixed body", fix, fixed.pid, same, connections)
+                    await self.measure("bare reverse proxy", pro, proxy.pid, same, connections)
+                    await self.measure("exact hit", hash_port, hashed.pid, same, connections, expect="detail=exact")
+                    await self.measure(
+                        "pass-through miss", hash_port, hashed.pid, same, connections,
+                        headers="x-bench: through\r\n", expect="fwd=bypass; detail=policy",
+                    )  # fmt: skip
+                    await self.measure(
+                        "miss, stored in both caches (hash)",
+                        hash_port,
+                        hashed.pid,
+                        self.fresh(),
+                        connections,
+                        expect="stored",
+                    )
+                    await self.measure(
+                        "semantic hit (hash)",
+                        hash_port,
+                        hashed.pid,
+                        self.paraphrases(),
+                        connections,
+                        expect="detail=semantic",
+                    )
+                    await self.measure(
+                        "semantic hit (all-MiniLM)", real_port, real.pid, self.paraphrases(8), connections,
+                        expect="detail=semantic",
+                    )  # fmt: skip
+            await self.growth(real_port, real.pid)
+            self.facts["rss_after_mb"] = rss_mb(real.pid)
+
+    def fresh(self) -> list[bytes]:
+        """Questions that were never asked, unlike each other."""
+        return [body(" ".join(f"w{self.draw.getrandbits(40):x}" for _ in range(16))) for _ in range(self.requests // 4)]
+
+    def paraphrases(self, part: int = 2) -> list[bytes]:
+        return [body(other_case(self.draw)) for _ in range(self.requests // part)]
+
+    async def growth(self, port: int, pid: int) -> None:
+        """A semantic hit among one entry and among 1,001 of the same scope."""
+        await self.measure("semantic hit, before growth", port, pid, self.paraphrases(4), 1, expect="detail=semantic")
+        words = [f"{a} {b} {c}" for a in TOPICS for b in TOPICS for c in TOPICS]
+        questions = [
+            body(f"Tell me about {topic}, number {i}") for i, topic in enumerate(self.draw.sample(words, 1000))
+        ]
+        await run(port, pid, [request_bytes(q) for q in questions], connections=8)
+        await self.measure(
+            "semantic hit, 1,000 entries more", port, pid, self.paraphrases(4), 1, expect="detail=semantic"
+        )
+
+    def median(self, key: str, field: str) -> float:
+        return statistics.median(getattr(load, field) for load in self.loads[key])
+
+    def ratio(self, key: str, base: str) -> float:
+        pairs = zip(self.loads[key], self.loads[base], strict=True)
+        return statistics.median(load.cpu_us / floor.cpu_us for load, floor in pairs)
+
+    def table(self) -> str:
+        columns = ("CPU us", "store us", "x fixed", "x proxy", "p50 ms", "p99 ms", "req/s")
+        lines = [f"{'':<38}{'c':>3} " + " ".join(f"{column:>8}" for column in columns)]
+        for key in self.loads:
+            name, connections = key.split("|")
+            bases = [self.ratio(key, f"{base}|{connections}") if len(self.loads[key]) == self.rounds else None
+                     for base in ("bare server, fixed body", "bare reverse proxy")]  # fmt: skip
+            ratios = " ".join(f"{b:>8.2f}" if b is not None else f"{'':>8}" for b in bases)
+            figures = [self.median(key, f) for f in ("cpu_us", "store_cpu_us", "p50_ms", "p99_ms", "per_second")]
+            lines.append(
+                f"{name:<38}{connections:>3} {figures[0]:>8.0f} {figures[1]:>8.0f} {ratios} "
+                f"{figures[2]:>8.3f} {figures[3]:>8.3f} {figures[4]:>8.0f}"
+            )
+        start, before, after = (self.facts[name] for name in ("start_s", "rss_mb", "rss_after_mb"))
+        lines.append(f"start {start:.2f} s, RSS {before:.0f} MB at the start and {after:.0f} MB at the end")
+        return "\n".join(lines)
+
+
+TOPICS = (
+    "rivers",
+    "engines",
+    "violins",
+    "glaciers",
+    "bakeries",
+    "orchids",
+    "volcanoes",
+    "penguins",
+    "algebra",
+    "lanterns",
+    "kidneys",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000, help="a path, round and concurrency")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write every round's figures here")
+    arguments = parser.parse_args()
+    bench = Bench(arguments.requests, arguments.rounds)
+    asyncio.run(bench.all())
+    print(bench.table())
+    if arguments.json:
+        loads = {key: [asdict(load) for load in loads] for key, loads in bench.loads.items()}
+        arguments.json.write_text(json.dumps({"facts": bench.facts, "loads": loads}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A closed-loop load over keep-alive connections, and the CPU that a process spent on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Latencies are milliseconds, CPU microseconds a request."""
+
+    requests: int
+    cpu_us: float
+    store_cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    per_second: float
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time on a processor of a process, all threads that live, without its children. From the scheduler's own count in
+    nanoseconds: the ticks of /proc/PID/stat are 10 ms, a whole round of a fast path."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def rss_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def request_bytes(body: bytes, headers: str = "") -> bytes:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
+    return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _connection(port: int, requests: Iterator[bytes], expect: bytes, latencies: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for request in requests:
+            started = time.perf_counter()
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200") or expect not in head:
+                raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}")
+            lowered = head.lower()
+            length = int(lowered[lowered.index(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+            await reader.readexactly(length)
+            latencies.append(time.perf_counter() - started)
+    finally:
+        writer.close()
+
+
+async def run(port: int, pid: int, requests: list[bytes], *, connections: int, expect: bytes = b"") -> Load:
+    """Sends `requests` once each. Every answer must be a 200 whose head contains `expect`: a bench of errors, or of
+    another path than the one it names, is worse than none."""
+    source = iter(requests)
+    latencies: list[float] = []
+    stores = children(pid)
+    cpu, store_cpu, started = cpu_seconds(pid), sum(map(cpu_seconds, stores)), time.perf_counter()
+    async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+        for _ in range(connections):
+            group.create_task(_connection(port, source, expect, latencies))
+    seconds = time.perf_counter() - started
+    count = len(latencies)
+    ordered = sorted(latencies)
+    return Load(
+        requests=count,
+        cpu_us=1e6 * (cpu_seconds(pid) - cpu) / count,
+        store_cpu_us=1e6 * (sum(map(cpu_seconds, stores)) - store_cpu) / count,
+        p50_ms=1e3 * statistics.median(latencies),
+        p99_ms=1e3 * ordered[min(count - 1, int(0.99 * count))],
+        per_second=count / seconds,
+    )

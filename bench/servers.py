@@ -1,0 +1,93 @@
+"""The servers that the gateway is compared with, and the endpoint behind it.
+
+`python -m bench.servers KIND PORT [UPSTREAM]`
+
+fixed: aiohttp answering a constant body, the floor. proxy: the plainest reverse proxy that aiohttp can be.
+upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+TEXT = "Open the settings, choose Security, then Reset password; a link comes by mail and holds for an hour. " * 4
+BODY = (
+    b'{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"bench","choices":[{"index":0,'
+    b'"message":{"role":"assistant","content":"' + TEXT.encode() + b'"},"logprobs":null,"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":120,"completion_tokens":90,"total_tokens":210}}'
+)
+
+
+def fixed(port: int) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=BODY, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+
+
+def proxy(port: int, upstream: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        async with request.app[SESSION].post(upstream + request.raw_path, data=body, headers=KEPT) as response:
+            return web.Response(status=response.status, body=await response.read(), content_type="application/json")
+
+    async def session(app: web.Application):
+        app[SESSION] = aiohttp.ClientSession()
+        yield
+        await app[SESSION].close()
+
+    app = web.Application()
+    app.cleanup_ctx.append(session)
+    app.router.add_post("/v1/chat/completions", answer)
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+
+
+SESSION = web.AppKey("session", aiohttp.ClientSession)
+KEPT = {"Content-Type": "application/json"}
+
+
+class Canned(asyncio.Protocol):
+    """Answers every complete request with the same bytes; knows Content-Length bodies, and no more."""
+
+    RESPONSE = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+        + str(len(BODY)).encode()
+        + b"\r\n\r\n"
+        + BODY
+    )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = self.buffer[:end].lower()
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self.buffer) < end + 4 + length:
+                return
+            self.buffer = self.buffer[end + 4 + length :]
+            self.transport.write(self.RESPONSE)
+
+
+def upstream(port: int) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", port)
+        await server.serve_forever()
+
+    uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    kind, port, *rest = sys.argv[1:]
+    {"fixed": fixed, "proxy": proxy, "upstream": upstream}[kind](int(port), *rest)

@@ -1,0 +1,128 @@
+"""Exact hits that are in process memory, answered without reading the request again.
+
+The very same bytes from the very same client were read, routed and answered a moment ago: as long as the policy is the
+same object and the entry still lies in memory and is fresh, every decision would come out the same. Everything that
+decides is in the key: path, all headers but those that only trace the request, body. Limits and observation hold here
+as on the stages' path.
+
+Measured (`make bench`, exact hit): docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gateway.cache.directives import NONE
+from gateway.cache.freshness import freshness_of
+from gateway.messages import Entry, Provenance, Request, Response, Verdict, Whole
+from gateway.observer import Observer
+from gateway.ports import Clock, Dialect, NearStore
+from gateway.response_headers import answer_headers
+from gateway.trace import Trace
+from gateway.wire import Prebuilt, whole
+
+MAX_KNOWN = 4096  # of some kB each, and what they refer to lies in the front store anyway
+MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
+# They differ from request to request and decide nothing.
+TRACING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"baggage", b"x-stainless-retry-count"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A request that ended in an exact hit, and its answer in the form in which it went out."""
+
+    table: object
+    entry: Entry
+    ttl_s: float
+    dialect: Dialect
+    route: str
+    tenant: str
+    expose_headers: bool
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Front:
+    """`table` returns the policy in force; it is compared by identity."""
+
+    def __init__(self, store: NearStore, table: Callable[[], object], observer: Observer, clock: Clock) -> None:
+        self._store = store
+        self._table = table
+        self._observer = observer
+        self._clock = clock
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+
+    def key(self, http: web.BaseRequest, body: bytes) -> bytes | None:
+        """Of a request and its whole body; None where this path does not apply."""
+        if http.method != "POST" or len(body) > MAX_BODY:
+            return None
+        digest = hashlib.sha256(http.raw_path.encode("utf-8", "surrogateescape"))
+        for name, value in http.raw_headers:
+            if name.lower() not in TRACING:
+                digest.update(b"\n%d:%d:" % (len(name), len(value)) + name + value)
+        digest.update(b"\n\n")
+        digest.update(body)
+        return digest.digest()
+
+    def answer(self, http: web.BaseRequest, key: bytes, request_id: str) -> Prebuilt | web.Response | None:
+        known = self._known.get(key)
+        if known is None:
+            return None
+        received = self._clock.monotonic()
+        entry = self._store.peek(known.entry.fingerprint)
+        if known.table is not self._table() or entry is not known.entry:
+            del self._known[key]
+            return None
+        freshness = freshness_of(entry, known.ttl_s, NONE, self._clock.wall())
+        if not freshness.fresh:
+            return None
+        trace = Trace(self._clock)
+        trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
+        trace.expose_headers = known.expose_headers
+        provenance = Provenance(
+            Verdict.EXACT,
+            age_s=freshness.age_s,
+            ttl_s=freshness.ttl_s,
+            backend=entry.backend,
+            saved_tokens=entry.input_tokens + entry.output_tokens,
+            saved_dollars=entry.cost_dollars,
+        )
+        trace.add("exact", self._clock.monotonic() - received)
+        self._observer.first_byte(received, trace)
+        self._observer.over(
+            request_id=request_id,
+            method="POST",
+            path=http.raw_path.partition("?")[0],
+            received=received,
+            trace=trace,
+            status=200,
+            provenance=provenance,
+        )
+        return whole(http, 200, answer_headers(known.headers, request_id, trace, provenance), known.body)
+
+    def learn(self, key: bytes, table: object, request: Request, response: Response) -> None:
+        """Remembers a request that has just ended in an exact hit on the stages' path, under the policy `table`."""
+        trace, served = request.trace, request.trace.served
+        if served is None or trace.dialect is None or not isinstance(response.body, Whole):
+            return
+        if response.provenance.verdict is not Verdict.EXACT or request.headers.get("cache-control") is not None:
+            return
+        entry, ttl_s = served
+        self._known[key] = _Known(
+            table=table,
+            entry=entry,
+            ttl_s=ttl_s,
+            dialect=trace.dialect,
+            route=trace.route,
+            tenant=trace.tenant,
+            expose_headers=trace.expose_headers,
+            headers=response.headers,
+            body=response.body.data,
+        )
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
