@@ -66,8 +66,8 @@ def access_fields(
         "status": status,
         "route": trace.route,
         "tenant": trace.tenant[:12],
-        "ms": round(1e3 * seconds, 2),
-        "timing_ms": {stage: round(1e3 * spent, 2) for stage, spent in trace.spans.items()},
+        "ms": round(1e3 * seconds, 3),
+        "timing_ms": {stage: round(1e3 * spent, 3) for stage, spent in trace.spans.items()},
     }
     if dialect is not None:
         fields["dialect"] = dialect.name

@@ -27,8 +27,9 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 
 class HttpBody:
-    """`taken` is what `taken_whole` returned. `max_bytes` bounds what is read, before and after decoding; `timeout_s` the whole reading, and each wait for
-    more of a body that streams through (that one has no bound in size: it is never held)."""
+    """`taken` is what `taken_whole` returned. `max_bytes` bounds what is read, before and after decoding; `timeout_s`
+    the whole reading, and each wait for more of a body that streams through (that one has no bound in size: it is
+    never held)."""
 
     def __init__(self, http: web.BaseRequest, taken: bytes | None, *, max_bytes: int, timeout_s: float) -> None:
         self._http = http

@@ -19,7 +19,7 @@ from gateway.front import Front
 from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
 from gateway.pipeline import Handler
 from gateway.ports import Clock
-from gateway.request_body import HttpBody
+from gateway.request_body import HttpBody, taken_whole
 from gateway.response_headers import answer_headers
 from gateway.trace import Trace
 from gateway.wire import Prebuilt, whole
@@ -33,7 +33,7 @@ Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class DataPort:
-    """`health` answers /readyz: whether it is ready, and what it looked at."""
+    """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force."""
 
     def __init__(
         self, config: ServerConfig, clock: Clock, health: Health, front: Front, table: Callable[[], object]
@@ -83,7 +83,8 @@ class DataPort:
         path, _, query = http.raw_path.partition("?")
         if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
             return await self._report(path)
-        request_id, key, table = _request_id(http), self._front.key(http), self._table()
+        request_id, table, body = _request_id(http), self._table(), taken_whole(http)
+        key = None if body is None else self._front.key(http, body)
         if key is not None:
             hit = self._front.answer(http, key, request_id)
             if hit is not None:
@@ -96,7 +97,7 @@ class DataPort:
                 path=path,
                 query=query,
                 headers=http.headers,
-                source=HttpBody(http, max_bytes=self._config.max_body, timeout_s=self._config.body_timeout),
+                source=HttpBody(http, body, max_bytes=self._config.max_body, timeout_s=self._config.body_timeout),
                 received=self._clock.monotonic(),
                 trace=Trace(self._clock),
             )

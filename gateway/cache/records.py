@@ -11,7 +11,10 @@ from gateway.messages import Entry
 
 VERSION = 1
 # What msgpack must have found for each field, in order; a whole number is as good as the float that it was.
-_TYPES = tuple(int | float if hint is float else get_origin(hint) or hint for hint in get_type_hints(Entry).values())
+_TYPES = tuple(
+    int | float if hint is float else tuple if get_origin(hint) is tuple else hint
+    for hint in get_type_hints(Entry).values()
+)
 
 
 class RecordInvalid(ValueError):
