@@ -1,0 +1,264 @@
+"""`BatchingEmbedder` over an encoder that answers when the test says so. No test sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from gateway.adapters.batching_embedder import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.errors import EmbedderUnavailable
+from gateway.messages import Embedding
+
+PATIENCE_S = 10.0  # for what must happen; nothing waits for it to pass
+
+
+class ScriptedEncoder:
+    """Records its batches. While `gate` is unset it hangs; texts that contain "bad" fail their batch."""
+
+    dimension = 8
+    fingerprint = "scripted"
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)  # released once a batch, before the gate
+
+    def encode(self, texts: Sequence[str]) -> list[Embedding]:
+        self.batches.append(list(texts))
+        self.entered.release()
+        assert self.gate.wait(PATIENCE_S)
+        if any("bad" in text for text in texts):
+            raise RuntimeError("secret prompt")
+        return HashEncoder(self.dimension).encode(texts)
+
+    async def busy(self) -> None:
+        """Returns once the worker is inside `encode`."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def encoder() -> Iterator[ScriptedEncoder]:
+    scripted = ScriptedEncoder()
+    yield scripted
+    scripted.gate.set()
+
+
+@pytest.fixture
+async def time_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Moves the loop's clock past every timeout."""
+    loop = asyncio.get_running_loop()
+
+    def skip() -> None:
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + 2 * PATIENCE_S)
+
+    return skip
+
+
+def expected(text: str) -> Embedding:
+    return HashEncoder(ScriptedEncoder.dimension).encode([text])[0]
+
+
+async def queued(embedder: BatchingEmbedder, *texts: str) -> list[asyncio.Task[Embedding]]:
+    """Callers that have put their question, in order."""
+    tasks = [asyncio.create_task(embedder.embed(text)) for text in texts]
+    await asyncio.sleep(0)  # lets each run up to its wait; passes no time
+    return tasks
+
+
+async def hung(encoder: ScriptedEncoder, embedder: BatchingEmbedder) -> asyncio.Task[Embedding]:
+    """The worker is inside `encode` with one text; what comes now queues up."""
+    encoder.gate.clear()
+    (first,) = await queued(embedder, "first")
+    await encoder.busy()
+    return first
+
+
+async def test_a_lone_text_is_encoded_at_once(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    embedding = await embedder.embed("hello there")
+    np.testing.assert_array_equal(embedding.vector, expected("hello there").vector)
+    assert (embedder.dimension, embedder.fingerprint) == (encoder.dimension, encoder.fingerprint)
+    embedder.close()
+
+
+async def test_what_queues_up_during_a_batch_goes_into_the_next_one_together(encoder: ScriptedEncoder) -> None:
+    """Each caller gets its own text's embedding."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "a", "b", "c")
+    encoder.gate.set()
+    for text, embedding in zip(["first", "a", "b", "c"], await asyncio.gather(first, *rest), strict=True):
+        np.testing.assert_array_equal(embedding.vector, expected(text).vector)
+    assert encoder.batches == [["first"], ["a", "b", "c"]]
+    embedder.close()
+
+
+async def test_a_batch_has_at_most_max_batch_texts(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, max_batch=2, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "a", "b", "c")
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    assert encoder.batches == [["first"], ["a", "b"], ["c"]]
+    embedder.close()
+
+
+async def test_identical_texts_in_a_batch_are_encoded_once(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "same", "other", "same")
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    assert encoder.batches[1] == ["same", "other"]
+    embedder.close()
+
+
+async def test_a_recent_text_is_not_encoded_again(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    assert await embedder.embed("a") is await embedder.embed("a")
+    assert encoder.batches == [["a"]]
+    embedder.close()
+
+
+async def test_a_full_queue_refuses_at_once(encoder: ScriptedEncoder) -> None:
+    """More waiting would only be more lateness: a miss now is better. Those who wait already are served."""
+    embedder = BatchingEmbedder(encoder, max_queue=2, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "a", "b")
+    with pytest.raises(EmbedderUnavailable, match=r"^2 texts are waiting for the embedder already$"):
+        await embedder.embed("c")
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    embedder.close()
+
+
+async def test_a_hung_encoder_is_a_timeout_and_not_a_hang(
+    encoder: ScriptedEncoder, time_out: Callable[[], None]
+) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    time_out()
+    with pytest.raises(EmbedderUnavailable, match=r"^no embedding within 10 s$"):
+        await first
+    encoder.gate.set()
+    embedder.close()
+
+
+async def test_repeated_timeouts_fail_fast_until_the_worker_answers_again(
+    encoder: ScriptedEncoder, time_out: Callable[[], None]
+) -> None:
+    """A hung encoder must not cost every request its whole timeout; one sign of life ends that."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    waiting = await hung(encoder, embedder)
+    for i in range(TIMEOUTS_TO_FAIL_FAST):
+        time_out()
+        with pytest.raises(EmbedderUnavailable, match="within"):
+            await waiting
+        if i < TIMEOUTS_TO_FAIL_FAST - 1:
+            (waiting,) = await queued(embedder, f"text {i}")
+    with pytest.raises(EmbedderUnavailable, match=r"^the embedder has not answered 3 times in a row$"):
+        await embedder.embed("refused at once")
+
+    encoder.gate.set()
+    embedding = await answered(embedder, "well again")
+    np.testing.assert_array_equal(embedding.vector, expected("well again").vector)
+    assert encoder.batches == [["first"], ["well again"]], "abandoned texts are not encoded"
+    embedder.close()
+
+
+async def answered(embedder: BatchingEmbedder, text: str) -> Embedding:
+    """Asks until the embedder accepts; the worker's sign of life arrives through the loop."""
+    while True:
+        try:
+            return await embedder.embed(text)
+        except EmbedderUnavailable:
+            await asyncio.sleep(0)
+
+
+async def test_a_cancelled_caller_is_dropped_before_encoding(encoder: ScriptedEncoder) -> None:
+    """A client that has gone costs no forward pass, and the others in its batch do not notice."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    gone, stays = await queued(embedder, "gone", "stays")
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    encoder.gate.set()
+    await asyncio.gather(first, stays)
+    assert encoder.batches == [["first"], ["stays"]]
+    embedder.close()
+
+
+async def test_a_caller_cancelled_during_its_batch_leaves_the_others_served(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    (second,) = await queued(embedder, "second")
+    first.cancel()
+    encoder.gate.set()
+    np.testing.assert_array_equal((await second).vector, expected("second").vector)
+    embedder.close()
+
+
+async def test_an_encoder_error_fails_its_batch_only(
+    encoder: ScriptedEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message of the error may quote a prompt: neither the log nor the exception repeats it."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    with pytest.raises(EmbedderUnavailable, match=r"^the encoder failed on this batch$"):
+        await embedder.embed("a bad text")
+    assert (await embedder.embed("a good text")).tokens == 3
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+    embedder.close()
+
+
+async def test_every_caller_of_a_failed_batch_gets_an_error_of_its_own(encoder: ScriptedEncoder) -> None:
+    """A shared exception would collect every caller's traceback."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "bad", "innocent")
+    encoder.gate.set()
+    await first
+    errors = await asyncio.gather(*rest, return_exceptions=True)
+    assert [type(error) for error in errors] == [EmbedderUnavailable, EmbedderUnavailable]
+    assert errors[0] is not errors[1]
+    embedder.close()
+
+
+async def test_after_close_nothing_is_accepted(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    embedder.close()
+    embedder.close()
+    with pytest.raises(EmbedderUnavailable, match=r"^the embedder is closed$"):
+        await embedder.embed("a")
+
+
+async def test_close_lets_the_queued_finish(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    (second,) = await queued(embedder, "second")
+    closing = asyncio.create_task(asyncio.to_thread(embedder.close))
+    encoder.gate.set()
+    await asyncio.gather(first, second, closing)
+    assert encoder.batches == [["first"], ["second"]]
+
+
+def test_a_worker_outlives_a_loop_that_has_been_closed(encoder: ScriptedEncoder) -> None:
+    """A process that ends in the middle of a batch ends without a traceback from the thread."""
+
+    async def abandoned() -> BatchingEmbedder:
+        embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+        (await hung(encoder, embedder)).cancel()
+        return embedder
+
+    embedder = asyncio.run(abandoned())
+    encoder.gate.set()
+    embedder.close()
+    assert encoder.batches == [["first"]]
