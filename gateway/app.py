@@ -38,7 +38,7 @@ from gateway.stages.authenticate import Keys, Passthrough
 from gateway.stages.coalesce import Coalesce
 from gateway.stages.dispatch import Dispatch, Lane
 from gateway.stages.embed import Embed
-from gateway.stages.exact_lookup import ExactLookup, Uncached
+from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.models import Models
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, Chains, RouteTable
@@ -72,11 +72,15 @@ class Parts:
 def route_chains(route: Route, parts: Parts) -> Chains:
     """The stages of one route. What its policy turns off is not in its chain."""
     clock, telemetry = parts.clock, parts.telemetry
-    dispatch = Dispatch(route, parts.lanes, clock, telemetry, parts.hardness)
+    caching = route.exact_ttl_s is not None or route.semantic is not None
+
+    def dispatch(bypass: Bypass | None) -> Handler:
+        return Dispatch(route, parts.lanes, clock, telemetry, parts.hardness, bypass)
+
     exact = ExactLookup(parts.store, clock, telemetry, route.exact_ttl_s)
     admit = Admit(parts.store, parts.index, clock, telemetry, route, max_entry=parts.max_entry, prices=parts.prices)
-    if route.exact_ttl_s is None and route.semantic is None:
-        calls: Sequence[Stage] = [Render(), Uncached(Bypass.POLICY)]
+    if not caching:
+        calls: Sequence[Stage] = [Render()]
     elif route.semantic is None:
         calls = [Render(), exact, Coalesce(exact.at_hand, parts.flights), admit]
     else:
@@ -89,8 +93,10 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             SemanticLookup(parts.index, parts.store, parts.verifier, clock, telemetry, route.semantic),
         ]
     backends = {name: parts.lanes[name].backend for name in route.target.backends}
-    others: Sequence[Stage] = [Uncached(Bypass.PASS_THROUGH), Models(backends)]
-    return Chains(calls=compose(calls, dispatch), others=compose(others, dispatch))
+    return Chains(
+        calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
+        others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
+    )
 
 
 class Gateway:

@@ -147,7 +147,7 @@ class Response:
     status: int
     headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop ones
     body: Body
-    provenance: Provenance
+    provenance: Provenance = Provenance(Verdict.MISS)  # what a backend returns; `Dispatch` says more
 
     @property
     def content_type(self) -> str:

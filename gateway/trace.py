@@ -6,8 +6,7 @@ request ends in an error and no response of theirs comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
@@ -29,14 +28,9 @@ class Trace:
         self.complexity: float | None = None  # in [0, 1]
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Adds the time spent inside to `name`."""
-        started = self._clock.monotonic()
-        try:
-            yield
-        finally:
-            self.add(name, self._clock.monotonic() - started)
+    def span(self, name: str) -> Span:
+        """Adds the time spent inside the `with` block to `name`."""
+        return Span(self, self._clock, name)
 
     def add(self, name: str, seconds: float) -> None:
         self.spans[name] = self.spans.get(name, 0.0) + seconds
@@ -44,3 +38,22 @@ class Trace:
     def server_timing(self) -> str:
         """The header's value: milliseconds with 0.1 ms resolution."""
         return ", ".join(f"{name};dur={1e3 * seconds:.1f}" for name, seconds in self.spans.items())
+
+
+class Span:
+    """A class rather than a generator: a third of the cost, and every stage pays it."""
+
+    __slots__ = ("_clock", "_name", "_started", "_trace")
+
+    def __init__(self, trace: Trace, clock: Clock, name: str) -> None:
+        self._trace = trace
+        self._clock = clock
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._started = self._clock.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._trace.add(self._name, self._clock.monotonic() - self._started)

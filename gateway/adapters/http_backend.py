@@ -17,7 +17,7 @@ from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
 from gateway.errors import BackendError, BadRequest, StreamBroken
-from gateway.messages import ByteStream, Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.messages import ByteStream, Call, Event, EventStream, Request, Response, Whole
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
@@ -175,23 +175,25 @@ class _Exchange:
         response = self._response
         first = await self._first()
         headers = response_headers(response.headers)
-        provenance = Provenance(Verdict.MISS, backend=self._name)
         encoded = response.headers.get("content-encoding", "identity") != "identity"
         if parse and not encoded and response.content_type == "text/event-stream" and response.status == 200:
-            return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)), provenance)
+            return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)))
         if not parse:
-            return Response(response.status, headers + self._length(), self._opaque(first), provenance)
+            return Response(response.status, headers + self._length(), self._opaque(first))
         data, complete = await self._collect(first)
         if not complete:
-            return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)), provenance)
+            return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)))
         self.close()
-        return Response(response.status, headers, Whole(data), provenance)
+        return Response(response.status, headers, Whole(data))
 
     async def _first(self) -> bytes:
         """The first piece of the body; empty where there is none."""
+        content = self._response.content
         try:
+            if content.is_eof():  # it came whole, with its head: no waiting, no timer
+                return await content.readany()
             async with asyncio.timeout(self._timeouts.first_byte):
-                return await self._response.content.readany()
+                return await content.readany()
         except TimeoutError:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except (aiohttp.ClientError, OSError) as error:
@@ -244,10 +246,13 @@ class _Exchange:
         The total time is checked here and not by one timeout around the generator: that would fire in whatever task
         happens to hold the generator while it is suspended.
         """
+        content = self._response.content
+        if content.at_eof():
+            return b""  # what has come whole needs no timer
         until = min(self._loop.time() + self._timeouts.idle, self._deadline)
         try:
             async with asyncio.timeout_at(until):
-                return await self._response.content.readany()
+                return await content.readany()
         except TimeoutError:
             what = "exceeded its total time" if until == self._deadline else "fell silent"
             raise StreamBroken(f"backend '{self._name}' {what}") from None

@@ -17,7 +17,7 @@ from gateway.adapters.gate import Gate, Place
 from gateway.bodies import Guarded
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
-from gateway.messages import Call, Event, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.ports import Clock, TextAnswer
 
 JSON = (("Content-Type", "application/json"),)
@@ -117,15 +117,14 @@ class TritonBackend:
         first = await anext(pieces, None)
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         events = self._events(first, pieces, answer, call)
-        provenance = Provenance(Verdict.MISS, backend=self.name)
         if call.stream:
-            return Response(200, SSE, EventStream(Guarded(events, place.leave)), provenance)
+            return Response(200, SSE, EventStream(Guarded(events, place.leave)))
         try:
             payload = [event.data async for event in events]
         except StreamBroken as error:
             # Nothing of a whole answer has gone to the client: another backend may still be asked.
             raise BackendError(str(error)) from None
-        return Response(200, JSON, Whole(call.dialect.whole(call, payload)), provenance)
+        return Response(200, JSON, Whole(call.dialect.whole(call, payload)))
 
     async def _events(
         self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call
@@ -223,7 +222,7 @@ class TritonBackend:
         if vectors is None:
             raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")
         body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
-        return Response(200, JSON, Whole(body), Provenance(Verdict.MISS, backend=self.name))
+        return Response(200, JSON, Whole(body))
 
     async def _describe(self, name: str) -> _Model:
         """A model's configuration, read once; a failure is not remembered."""

@@ -93,46 +93,58 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
 
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
-    _require(isinstance(body.get("model"), str) and body["model"] != "", "model", "a non-empty string")
-    _require(isinstance(body.get("stream", False), bool | None), "stream", "true or false")
-    _require(isinstance(body.get("stream_options"), dict | None), "stream_options", "an object")
-    _require(isinstance(body.get("user"), str | None), "user", "a string")
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise _wrong("model", "a non-empty string")
+    for field, types, expected in OPTIONAL:
+        if (value := body.get(field)) is not None and not isinstance(value, types):
+            raise _wrong(field, expected)
     for field in ("max_tokens", "max_completion_tokens", "n"):
-        value = body.get(field)
-        _require(value is None or (type(value) is int and value >= 1), field, "an integer of at least 1")
+        if (value := body.get(field)) is not None and not (type(value) is int and value >= 1):
+            raise _wrong(field, "an integer of at least 1")
     temperature = body.get("temperature")
-    _require(
-        temperature is None or (type(temperature) in (int, float) and 0 <= temperature <= 2),
-        "temperature",
-        "a number from 0 to 2",
-    )
+    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
+        raise _wrong("temperature", "a number from 0 to 2")
     if operation == "chat.completions":
         _check_messages(body.get("messages"))
     elif operation == "completions":
-        _require(isinstance(body.get("prompt"), str | list), "prompt", "a string or an array")
-    else:
-        _require(isinstance(body.get("input"), str | list) and body["input"] != [], "input", "a string or an array")
+        if not isinstance(body.get("prompt"), str | list):
+            raise _wrong("prompt", "a string or an array")
+    elif not isinstance(body.get("input"), str | list) or body["input"] == []:
+        raise _wrong("input", "a string or an array")
+
+
+OPTIONAL: tuple[tuple[str, type, str], ...] = (
+    ("stream", bool, "true or false"),
+    ("stream_options", dict, "an object"),
+    ("user", str, "a string"),
+)
 
 
 def _check_messages(messages: Any) -> None:
-    _require(isinstance(messages, list) and messages != [], "messages", "a non-empty array")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a non-empty array")
     for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        _require(isinstance(message, dict), where, "an object")
-        _require(isinstance(message.get("role"), str), f"{where}.role", "a string")
+        if not isinstance(message, dict):
+            raise _wrong(f"messages[{i}]", "an object")
+        if not isinstance(message.get("role"), str):
+            raise _wrong(f"messages[{i}].role", "a string")
         content = message.get("content")
-        _require(isinstance(content, str | list | None), f"{where}.content", "a string or an array of parts")
         if isinstance(content, list):
-            for j, part in enumerate(content):
-                where_part = f"{where}.content[{j}]"
-                _require(isinstance(part, dict), where_part, "an object")
-                if part.get("type") == "text":
-                    _require(isinstance(part.get("text"), str), f"{where_part}.text", "a string")
+            _check_parts(content, f"messages[{i}].content")
+        elif not isinstance(content, str | None):
+            raise _wrong(f"messages[{i}].content", "a string or an array of parts")
 
 
-def _require(holds: bool, field: str, expected: str) -> None:
-    if not holds:
-        raise BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+def _check_parts(parts: list[Any], where: str) -> None:
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict):
+            raise _wrong(f"{where}[{i}]", "an object")
+        if part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise _wrong(f"{where}[{i}].text", "a string")
+
+
+def _wrong(field: str, expected: str) -> BadRequest:
+    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
 
 
 def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:

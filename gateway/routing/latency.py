@@ -56,25 +56,27 @@ class LatencyModel:
 
 class LatencyBook:
     """One backend's latencies, by form (a stream's first token tells nothing of a whole answer) and by the size of
-    answer that was asked for; a size not seen yet is predicted from all sizes together."""
+    answer that was asked for; a size not seen yet is predicted as the slowest of those that were."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[bool, int | None], LatencyModel] = {}
+        self._models: dict[tuple[bool, int], LatencyModel] = {}
 
     def observe(
         self, *, stream: bool, max_tokens: int | None, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
-        for size in (_size(max_tokens), None):
-            model = self._models.setdefault((stream, size), LatencyModel())
-            model.observe(ttft_s=ttft_s, total_s=total_s, output_tokens=output_tokens, now=now)
+        key = (stream, _size(max_tokens))
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = LatencyModel()
+        model.observe(ttft_s=ttft_s, total_s=total_s, output_tokens=output_tokens, now=now)
 
     def predict(self, *, stream: bool, max_tokens: int | None, now: float) -> Prediction | None:
-        for size in (_size(max_tokens), None):
-            model = self._models.get((stream, size))
-            prediction = model.predict(max_tokens, now) if model is not None else None
-            if prediction is not None:
-                return prediction
-        return None
+        own = self._models.get((stream, _size(max_tokens)))
+        prediction = None if own is None else own.predict(max_tokens, now)
+        if prediction is not None:
+            return prediction
+        others = (model.predict(max_tokens, now) for (form, _), model in self._models.items() if form is stream)
+        return max((p for p in others if p is not None), key=lambda p: p.total_s, default=None)
 
 
 def _size(max_tokens: int | None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gateway.bodies import Guarded, close_body
 from gateway.errors import BackendError, OnlyIfCached
-from gateway.messages import Choice, Event, EventStream, Provenance, Request, Response, Vector, Verdict, Whole
+from gateway.messages import Bypass, Choice, Event, EventStream, Provenance, Request, Response, Vector, Verdict, Whole
 from gateway.policy.model import OneBackend, Route, Tiers
 from gateway.ports import Backend, Clock
 from gateway.routing.breaker import Breaker
@@ -35,16 +35,24 @@ class Lane:
 
 
 class Dispatch:
-    """`hardness` is the axis of `routing.complexity`, None where embeddings say nothing of difficulty."""
+    """`hardness` is the axis of `routing.complexity`, None where embeddings say nothing of difficulty; `bypass` says
+    why the caches of this chain are not asked, None where they were."""
 
     def __init__(
-        self, route: Route, lanes: Mapping[str, Lane], clock: Clock, telemetry: Telemetry, hardness: Vector | None
+        self,
+        route: Route,
+        lanes: Mapping[str, Lane],
+        clock: Clock,
+        telemetry: Telemetry,
+        hardness: Vector | None,
+        bypass: Bypass | None = None,
     ) -> None:
         self._route = route
         self._lanes = lanes
         self._clock = clock
         self._telemetry = telemetry
         self._hardness = hardness
+        self._bypass = bypass
 
     async def __call__(self, request: Request) -> Response:
         if request.directives.only_if_cached:
@@ -53,14 +61,19 @@ class Dispatch:
         self._telemetry.routed.add(self._route.name, decision.tier or "none", decision.reason)
         response, name = await self._first_answer(request, decision.backends)
         fell_back = name != decision.backends[0]
-        provenance = Provenance(
-            Verdict.MISS,
-            reason=Choice.FALLBACK if fell_back else decision.reason,
-            backend=name,
-            tier=decision.tier,
-            complexity=request.trace.complexity,
+        reason: str = Choice.FALLBACK if fell_back else decision.reason
+        return Response(
+            response.status,
+            response.headers,
+            response.body,
+            Provenance(
+                Verdict.MISS if self._bypass is None else Verdict.BYPASS,
+                reason=reason if self._bypass is None else self._bypass,
+                backend=name,
+                tier=decision.tier,
+                complexity=request.trace.complexity,
+            ),
         )
-        return replace(response, provenance=provenance)
 
     def decide(self, request: Request) -> Decision:
         """Which backends are asked, in order, and why. Writes the complexity into the trace."""

@@ -68,13 +68,3 @@ class ExactLookup:
 def _bypassed(response: Response, reason: Bypass) -> Response:
     provenance = replace(response.provenance, verdict=Verdict.BYPASS, reason=reason)
     return replace(response, provenance=provenance)
-
-
-class Uncached:
-    """Stands for the caching stages where none of them applies, and says why."""
-
-    def __init__(self, reason: Bypass) -> None:
-        self._reason = reason
-
-    async def __call__(self, request: Request, forward: Handler) -> Response:
-        return _bypassed(await forward(request), self._reason)
