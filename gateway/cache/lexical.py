@@ -24,7 +24,8 @@ _TO = re.compile(
     r"\b([\w.]{1,40})\s{1,9}(?:to|into|vs|versus|over|than|before|after|minus)\s{1,9}([\w.]{1,40})", re.IGNORECASE
 )
 _THAN = re.compile(
-    r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}([\w.]{1,40})", re.IGNORECASE
+    r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}(?:(?:an?|the)\s{1,9})?([\w.]{1,40})",
+    re.IGNORECASE,
 )
 
 # Pairs in which one word is the other's opposite. Symmetric; a short list of the commonest ones in questions put to
