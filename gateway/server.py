@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.request_body import HttpBody, taken_whole
 from gateway.response_headers import answer_headers
+from gateway.timed_server import TimedServer
 from gateway.trace import Trace
 from gateway.wire import Prebuilt, whole
 
@@ -50,10 +50,9 @@ class DataPort:
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
         self._handler = handler
-        self._loop = asyncio.get_running_loop()
-        server = web.Server(
-            self._serve,  # type: ignore[arg-type]  # `Prebuilt` is all of a StreamResponse that is asked for
-            request_factory=self._request,
+        server = TimedServer(
+            self._serve,
+            head_timeout_s=self._config.header_timeout,
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too
             access_log=None,
             logger=HTTP_LOG,
@@ -75,9 +74,6 @@ class DataPort:
         self.draining = True
         if self._runner is not None:
             await self._runner.cleanup()
-
-    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)
 
     async def _serve(self, http: web.BaseRequest) -> Sendable:
         path, _, query = http.raw_path.partition("?")
