@@ -14,6 +14,10 @@ from gateway.adapters.child import ChildFailed
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 
 
+def closed_to_others(path: Path) -> bool:
+    return path.stat().st_mode & 0o077 == 0
+
+
 async def test_a_store_waits_for_its_predecessor_to_end(tmp_path: Path) -> None:
     """The predecessor ends after the gateway that was killed: it would take the socket of its successor with it."""
     old = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
@@ -45,8 +49,8 @@ async def test_the_socket_is_its_owners_alone(tmp_path: Path) -> None:
     server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
     try:
         path = Path(server.url.removeprefix("unix://"))
-        assert path.stat().st_mode & 0o077 == 0
-        assert path.parent.stat().st_mode & 0o077 == 0
+        assert closed_to_others(path)
+        assert closed_to_others(path.parent)
     finally:
         await server.stop()
 
@@ -58,7 +62,7 @@ async def test_a_data_directory_with_a_long_name_gets_its_socket_elsewhere(tmp_p
     try:
         path = Path(server.url.removeprefix("unix://"))
         assert len(str(path)) <= embedded_valkey.SOCKET_PATH_MAX
-        assert path.parent.stat().st_mode & 0o077 == 0
+        assert closed_to_others(path.parent)
         with Redis.from_url(server.url) as client:
             assert client.ping()
     finally:

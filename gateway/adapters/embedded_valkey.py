@@ -30,9 +30,7 @@ class EmbeddedValkey:
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int) -> EmbeddedValkey:
         """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room."""
-        folder = data_dir.resolve() / "store"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = socket_path(folder)
+        folder, path = _prepare(data_dir)
         with await _claimed(folder) as claim:
             path.unlink(missing_ok=True)  # of a server that was killed
             child = await ChildProcess.start(
@@ -62,6 +60,12 @@ class EmbeddedValkey:
         await self._child.stop(grace_s=10.0)
 
 
+def _prepare(data_dir: Path) -> tuple[Path, Path]:
+    folder = data_dir.resolve() / "store"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder, socket_path(folder)
+
+
 async def _claimed(folder: Path) -> BinaryIO:
     """A lock that the server inherits and holds for as long as it lives.
 
@@ -71,14 +75,15 @@ async def _claimed(folder: Path) -> BinaryIO:
     lock = (folder / "lock").open("wb")
     try:
         async with asyncio.timeout(LINGER_S):
-            while not _locked(lock):
+            while True:
+                if _locked(lock):
+                    return lock
                 await asyncio.sleep(POLL_S)
     except BaseException as error:
         lock.close()
         if isinstance(error, TimeoutError):
             raise ChildFailed(f"the embedded store of another gateway still runs in {folder}") from None
         raise
-    return lock
 
 
 def _locked(lock: BinaryIO) -> bool:
