@@ -61,8 +61,9 @@ class Running:
 
     async def stats_where(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         async with asyncio.timeout(START_S):
-            while not holds(stats := await self.stats()):
-                await asyncio.sleep(0.05)  # another process: there is nothing of it to wait for but what it says
+            # Of another process there is nothing to wait for but what it says.
+            while not holds(stats := await self.stats()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         return stats
 
 
@@ -116,7 +117,7 @@ async def test_shows_what_the_gateway_counts(chromium: str, upstream: Upstream, 
         await gateway.chat("What is 2 plus 3?")
         await gateway.chat("How do I reset my password?", **{"cache-control": "no-store"})
         stats = await gateway.stats_where(lambda s: s["history"][-1]["verdicts"] == s["verdicts"])
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path / "browser")
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
 
     assert stats["requests"] == 6
     assert stats["verdicts"]["exact"] >= 2
@@ -146,7 +147,7 @@ async def test_shows_what_the_gateway_counts(chromium: str, upstream: Upstream, 
 async def test_asks_nobody_else_and_logs_nothing(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
     async with serving(tmp_path, "--upstream", upstream.url) as gateway:
         await gateway.chat("How do I reset my password?")
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path / "browser")
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
         assert f"{gateway.admin}/admin/stats" in page.requests
         assert [url for url in page.requests if not url.startswith(f"{gateway.admin}/")] == []
         assert page.console == []
@@ -154,7 +155,7 @@ async def test_asks_nobody_else_and_logs_nothing(chromium: str, upstream: Upstre
 
 async def test_says_how_to_begin_without_traffic(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
     async with serving(tmp_path, "--upstream", upstream.url) as gateway:
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path / "browser")
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
     assert "curl -si" in page.document.by_id("start").text
     assert page.console == []
 
@@ -171,7 +172,7 @@ async def test_a_rejected_policy_is_on_top_as_text(chromium: str, upstream: Upst
         (policies / "default.yaml").write_text(POLICY.replace("ttl: 1h", "ttl: <img src=x onerror=alert(1)>", 1))
         gateway.process.send_signal(signal.SIGHUP)
         stats = await gateway.stats_where(lambda s: s["policy"]["faults"])
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path / "browser")
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
     alert = page.document.by_id("alert-policy")
     assert "policy on disk was rejected" in alert.text
     assert hash_in_force in alert.text
@@ -194,7 +195,7 @@ async def test_says_that_the_connection_is_lost(chromium: str, tmp_path: Path) -
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = "http://{}:{}/dashboard".format(*runner.addresses[0][:2])
-        page = await load(chromium, url, tmp_path / "browser")
+        page = await load(chromium, url, tmp_path)
     finally:
         await runner.cleanup()
     assert "status 404" in page.document.by_id("alert-lost").text
