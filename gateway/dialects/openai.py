@@ -164,11 +164,14 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
 
 
 def _text_and_rest(content: Any) -> tuple[str, Any]:
-    """A message's text, and its other parts (images, audio, files), which have to be equal for a match."""
+    """A message's text, and its other parts (images, audio, files), which have to be equal for a match. Where there are
+    any, so have the places of the texts between them: they say which caption belongs to which image."""
     if not isinstance(content, list):
         return content or "", None
     texts = [part["text"] for part in content if part.get("type") == "text"]
-    return "\n".join(texts), [part for part in content if part.get("type") != "text"]
+    if len(texts) == len(content):
+        return "\n".join(texts), []
+    return "\n".join(texts), [{**part, "text": None} if part.get("type") == "text" else part for part in content]
 
 
 def _prompt(operation: str, body: Mapping[str, Any]) -> str:
