@@ -28,18 +28,16 @@ ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "d
 
 def request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """The end-to-end headers of a request, in order, repeated ones kept."""
-    return _without(headers.items(), headers.get("connection"), FRAMING | OURS)
+    return _without(headers.items(), FRAMING | OURS)
 
 
 def response_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    kept = _without(headers.items(), headers.get("connection"), FRAMING | ANSWERED)
+    kept = _without(headers.items(), FRAMING | ANSWERED)
     return tuple((name, value) for name, value in kept if not name.lower().startswith("x-nearhit-"))
 
 
-def _without(
-    items: Iterable[tuple[str, str]], connection: str | None, dropped: frozenset[str]
-) -> list[tuple[str, str]]:
-    named = frozenset(token.strip().lower() for token in (connection or "").split(","))
-    return [
-        (k, v) for k, v in items if (low := k.lower()) not in HOP_BY_HOP and low not in dropped and low not in named
-    ]
+def _without(items: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    """Drops what `Connection`, which may stand there more than once, names as well."""
+    lowered = [(name.lower(), name, value) for name, value in items]
+    named = {token.strip().lower() for low, _, value in lowered if low == "connection" for token in value.split(",")}
+    return [(k, v) for low, k, v in lowered if low not in HOP_BY_HOP and low not in dropped and low not in named]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.wire import Wire, WireUpstream, connected, wire_upstream
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client, with nothing changed but its base URL; it does not retry, so that a failure is seen."""
+    async with openai_client(served) as client:
+        yield client
+
+
+def openai_client(served: Served) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-test", max_retries=0, timeout=30.0)
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[WireUpstream]:
+    """An upstream that answers in bytes."""
+    async with wire_upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def before_raw(raw: WireUpstream, tmp_path: Path) -> AsyncIterator[Served]:
+    """A gateway before `raw`. Its bodies may be small: what passes through is not bound by that."""
+    config = config_of(
+        tmp_path,
+        {"main": {"adapter": "openai", "url": raw.url, "timeouts": {"first_byte": "5s", "idle": "1s"}}},
+        server={"max_body": "64KiB"},
+    )
+    async with gateway_of(config) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def wire(served: Served) -> AsyncIterator[Wire]:
+    """A bare connection to `served`."""
+    async with connected(served.url) as wire:
+        yield wire
