@@ -104,6 +104,8 @@ class HttpBody:
                 raise self._too_large()
             if not decoder.eof:
                 raise BadRequest(f"the {encoding} body is cut short")
+            if decoder.unused_data:  # a reader that goes on here would see another body than one that does not
+                raise BadRequest(f"there is more behind the {encoding} body")
         except zlib.error:
             raise BadRequest(f"the body is not valid {encoding}") from None
         return decoded

@@ -22,7 +22,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"the body is not a JSON object but {_name(value)}")
-    if body.count(b'":') != orjson.dumps(value).count(b'":'):
+    try:
+        # orjson writes 254 levels but reads 1024; what wraps the body later on needs some of them.
+        written = orjson.dumps([[value]])
+    except orjson.JSONEncodeError:
+        raise BadRequest("the body is nested too deeply") from None
+    if body.count(b'":') != written.count(b'":'):
         _refuse_duplicate_keys(body)
     return value
 
