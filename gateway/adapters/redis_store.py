@@ -159,6 +159,9 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(
         url,
         max_connections=64,
+        # `_guard` bounds every operation. A timeout here would go through `asyncio.wait_for`, which on Python 3.11 can
+        # swallow the cancellation of a request, or of the gateway itself.
+        socket_timeout=None,
         socket_connect_timeout=1.0,
         health_check_interval=0,
         retry=None,
