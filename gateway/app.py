@@ -317,8 +317,11 @@ async def listening(start: Awaitable[tuple[str, int]], key: str, address: object
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    """Ends a background task. A cancellation that meets a library in the middle of a connection's end can be lost
+    (seen with the store's client at a failed start): it is said again until it is heard."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)
 
 
 async def _nowhere(request: Request) -> Response:

@@ -1,0 +1,128 @@
+"""`nearhit serve` as a process: it starts, follows its policies, refuses what it must, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from tests.fixtures.gateways import TIERS
+from tests.fixtures.processes import ANNOUNCED, Process, served_by_process, write_config
+from tests.fixtures.upstream import Upstream
+
+HASH = {**os.environ, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
+
+
+async def start(*arguments: str, cwd: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", *arguments),
+        cwd=cwd,
+        env=HASH,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def announced(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while True:
+            line = await process.stderr.readline()
+            assert line, "ended before it served"
+            if found := ANNOUNCED.search(line):
+                return found[1].decode()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: Path) -> None:
+    process = await start("--upstream", upstream.url, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", cwd=tmp_path)
+    url = await announced(process)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who are you?"}]}
+    async with aiohttp.ClientSession() as session:
+        for expected in ("nearhit; fwd=miss; stored", "nearhit; hit; detail=exact"):
+            async with session.post(url + "/v1/chat/completions", json=body) as response:
+                assert response.headers["Cache-Status"].startswith(expected)
+    store = children_of(process.pid)
+    assert len(store) == 1
+    process.send_signal(signal.SIGTERM)
+    assert (await ended(process))[0] == 0
+    assert not any(map(alive, store))
+
+
+async def test_two_gateways_do_not_share_a_data_directory(upstream: Upstream, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with served_by_process(config):
+        code, said = await ended(await start("--config", str(config), "--log-level", "error", cwd=tmp_path))
+    assert code == 1
+    assert said == f"nearhit: another gateway uses the data directory {tmp_path / 'var'}\n"
+
+
+async def test_a_taken_port_is_one_sentence_and_leaves_nothing_running(upstream: Upstream, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = await start(
+            "--config", str(config), "--listen", f"127.0.0.1:{port}", "--log-level", "error", cwd=tmp_path
+        )
+        code, said = await ended(process)
+    assert code == 1
+    assert said == f"nearhit: cannot listen on 127.0.0.1:{port} (server.listen): the port is taken\n"
+    assert not (tmp_path / "var" / "store" / "valkey.sock").exists()
+
+
+async def gauge(served: Process, name: str) -> float:
+    async with served.session.get(served.admin_url + "/metrics") as response:
+        text = await response.text()
+    return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+
+
+async def reloaded(served: Process, to: float) -> None:
+    """Waits until the reload has had its outcome: that is what the metric is for."""
+    async with asyncio.timeout(20):
+        while await gauge(served, "nearhit_policy_last_reload_successful") != to:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_saved_policy_is_in_force_at_once_and_a_broken_one_never(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    """A file that does not load leaves the last good policy in force, and says so."""
+    backends = {name: {"adapter": "openai", "url": each.url} for name, each in (("light", light), ("large", large))}
+    config = write_config(tmp_path, backends, TIERS)
+    policy = tmp_path / "policies" / "policy.yaml"
+    async with served_by_process(config) as served:
+        assert (await served.chat("What is a scope?")).headers["x-nearhit-backend"] == "light"
+        policy.write_text(TIERS.replace("escalate_above: 0.5", "escalate_above: often"))
+        await reloaded(served, 0.0)
+        assert (await served.chat("What is a verdict?")).headers["x-nearhit-backend"] == "light"
+        async with served.session.get(served.admin_url + "/admin/policy") as response:
+            faults = (await response.json())["faults"]
+        assert len(faults) == 1
+        assert "policy.yaml:7: routes[0].route.escalate_above" in faults[0]
+        policy.write_text(TIERS.replace("escalate_above: 0.5", "escalate_above: 0.0"))
+        await reloaded(served, 1.0)
+        assert (await served.chat("What is a budget?")).headers["x-nearhit-backend"] == "large"
