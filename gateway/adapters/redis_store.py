@@ -29,6 +29,9 @@ SCAN_BATCH = 500
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5
 COOLDOWN_S = 1.0
+# Operations at once, each on a connection of its own; what comes beyond waits, within its time limit. At a millisecond
+# each that is more than one process can ask for, and a burst opens no more connections than it can in that time.
+MAX_CONNECTIONS = 16
 T = TypeVar("T")
 
 
@@ -41,6 +44,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._clock = clock
         self._breaker = Breaker(FAILURES, COOLDOWN_S)
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @property
     def breaker(self) -> State:
@@ -126,7 +130,7 @@ class RedisStore:
         if not self._breaker.allow(self._clock.monotonic()):
             raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._places:
                 result = await operation()
         except (RedisError, OSError, TimeoutError) as error:
             self._breaker.failed(self._clock.monotonic())
@@ -155,10 +159,9 @@ def _vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVec
 
 def connect(url: str) -> redis.Redis:
     """A client for `redis://`, `rediss://` or `unix://`. Nothing is sent before the first command: an absent server
-    is a miss, not a failure to start."""
+    is a miss, not a failure to start. The pool has no bound of its own: at it the client fails instead of waiting."""
     return redis.Redis.from_url(
         url,
-        max_connections=64,
         # `_guard` bounds every operation. A timeout here would go through `asyncio.wait_for`, which on Python 3.11 can
         # swallow the cancellation of a request, or of the gateway itself.
         socket_timeout=None,

@@ -10,6 +10,7 @@ from gateway.messages import Request, Response
 from gateway.pipeline import Handler
 
 ANONYMOUS = "anonymous"
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
 
 
 def credential_of(headers: Mapping[str, str]) -> str | None:
@@ -21,18 +22,22 @@ def credential_of(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key") or headers.get("api-key")
 
 
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """A hash of all credentials that were shown: which of them the backend goes by is not ours to know."""
+    shown = [(low, value) for name, value in headers.items() if (low := name.lower()) in CREDENTIALS]
+    if not shown:
+        return ANONYMOUS
+    # No value can contain a line break. A lone key counts the same in whichever header it comes.
+    text = (credential_of(headers) or "") if len(shown) == 1 else "\n".join(f"{name}: {value}" for name, value in shown)
+    return hashlib.sha256(b"tenant/" + text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 class Passthrough:
     """The backend judges the credentials; their full hash is the tenant, so that only who shows the same ones again
     gets answers that were made with them."""
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        credential = credential_of(request.headers)
-        tenant = (
-            ANONYMOUS
-            if credential is None
-            else hashlib.sha256(b"tenant/" + credential.encode("utf-8", "surrogateescape")).hexdigest()
-        )
-        request.trace.tenant = tenant
+        request.trace.tenant = tenant_of(request.headers)
         return await forward(request)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -120,6 +122,28 @@ async def test_a_thousand_entries_are_all_there(opened: Opened) -> None:
     assert set(found) == {hexed(f"n{i}") for i in range(1000)}
     np.testing.assert_array_equal(found[hexed("n437")], vector_of(437))
     assert (await opened.store.get(hexed("n999"))) is not None
+
+
+async def test_a_thousand_operations_at_once_all_succeed(opened: Opened) -> None:
+    """A burst waits for a connection; if it failed instead, the breaker would take the cache away just then."""
+    entries = [entry_of(f"n{i}") for i in range(500)]
+    await asyncio.gather(*(opened.store.put(entry, None) for entry in entries))
+    assert await asyncio.gather(*(opened.store.get(entry.fingerprint) for entry in entries)) == entries
+
+
+async def test_a_caller_that_leaves_does_not_spoil_the_connection_for_others(opened: Opened) -> None:
+    """A reply that nobody waits for any more must not be taken for the next one's."""
+    for i in range(20):
+        await opened.store.put(entry_of(f"n{i}"), None)
+    draw = random.Random(3)
+    for _ in range(20):
+        tasks = [asyncio.create_task(opened.store.get(hexed(f"n{i}"))) for i in range(20)]
+        for _ in range(draw.randrange(1, 12)):
+            await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [entry.fingerprint for entry in found[1::2]] == [hexed(f"n{i}") for i in range(1, 20, 2)]
 
 
 async def test_an_entry_past_its_expiry_is_gone(opened: Opened) -> None:
