@@ -21,7 +21,7 @@ from gateway.ports import TextEncoder
 log = logging.getLogger(__name__)
 
 RECENT_TEXTS = 2048  # of 384 float32 with a short text: 4 MB
-RECENT_CHARACTERS = 2048  # longer texts are not kept: bounds the above to 12 MB
+RECENT_CHARACTERS = 2048  # longer texts are not kept: bounds the above to 20 MB at 4 bytes a character
 TIMEOUTS_TO_FAIL_FAST = 3
 CLOSE_TIMEOUT_S = 1.0  # blocks the loop: requests have been drained by then, so the worker is idle or hung
 

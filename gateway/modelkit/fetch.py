@@ -46,7 +46,7 @@ SOURCE_SHA256 = {  # the official files'
 # The export is deterministic: two runs gave this file, byte for byte. Another platform may round weights otherwise.
 EXPECTED_MODEL_SHA256 = "be6d126d5824cc03090a57bcffebcba4d47517a592e36b0d27384757c3ed68b1"
 
-INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; a slow line takes minutes for 400 MB
+INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; a slow line takes minutes
 DOWNLOAD_TIMEOUT_S = 900.0  # 84 MB
 EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 
@@ -112,7 +112,7 @@ def _environment(path: Path, progress: Progress) -> Path:
     digest = hashlib.sha256(TORCH.encode() + lock.read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return python_of(path)
-    progress(f"making a build environment ({TORCH} and what exports it; about 400 MB, once)")
+    progress(f"making a build environment ({TORCH} and what exports it; 1.6 GB on disk)")
     try:
         python = make_environment(path)
         # torch first, alone: asked for together with the rest, the resolver may choose a CUDA build.
