@@ -71,6 +71,10 @@ class StreamBroken(Exception):
     """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
 
 
+class Malformed(Exception):
+    """An answer that is not in its dialect's form, or that is an error in the form of an answer."""
+
+
 class StoreUnavailable(Exception):
     """The store did not answer in time, or not at all. Requests go on as misses."""
 

@@ -212,10 +212,13 @@ class Dialect(Protocol):
         """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
-        """The event data of a complete stream -> the body that a non-stream client expects. Lossless."""
+        """The event data of a complete stream -> the body that a non-stream client expects. Lossless.
+
+        Raises `Malformed`.
+        """
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        """A whole body -> the events that a stream client expects. Lossless."""
+        """A whole body -> the events that a stream client expects. Lossless. Raises `Malformed`."""
 
     def shown(self, call: Call, event: Event) -> bool:
         """Whether this client asked for this event; the gateway itself may have asked for more."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64 as b64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import orjson
 
+from gateway.errors import Malformed
 from gateway.messages import Admission, Event
 from gateway.ports import Inspection
 
@@ -63,8 +65,29 @@ def is_usage_chunk(data: bytes) -> bool:
 
 
 def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
-    """The chunks of a stream -> the body that the same request without `stream` gets."""
-    return orjson.dumps(_assembled(operation, payload))
+    """The chunks of a stream -> the body that the same request without `stream` gets. Raises `Malformed`."""
+    with reading():
+        body = _assembled(operation, payload)
+        _check_error(body)
+        if not body["choices"]:
+            raise Malformed("the answer is empty")
+        return orjson.dumps(body)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Whatever goes wrong in taking an answer apart is the answer's fault."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # orjson's are ValueErrors
+        raise Malformed(f"the answer cannot be read ({type(error).__name__})") from None
+
+
+def _check_error(body: Mapping[str, Any]) -> None:
+    error = body.get("error")
+    if error is not None:
+        message = error.get("message") if isinstance(error, dict) else error
+        raise Malformed(f"the answer is an error: {str(message)[:300]}")
 
 
 def _assembled(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
@@ -133,15 +156,18 @@ def _merge_list(before: list[Any], value: list[Any]) -> None:
 
 
 def split(operation: str, whole: bytes) -> tuple[Event, ...]:
-    """A whole body -> the stream that the same request with `stream` gets, usage chunk and `[DONE]` included."""
-    body = orjson.loads(whole)
-    head = {key: value for key, value in body.items() if key not in ("choices", "usage")}
-    head["object"] = STREAMED[operation]
-    parts = _chat_parts if operation == "chat.completions" else _text_parts
-    chunks = [{**head, "choices": [part]} for choice in body.get("choices", ()) for part in parts(choice)]
-    if body.get("usage") is not None:
-        chunks.append({**head, "choices": [], "usage": body["usage"]})
-    return (*(Event(orjson.dumps(chunk)) for chunk in chunks), Event(DONE))
+    """A whole body -> the stream that the same request with `stream` gets, usage chunk and `[DONE]` included. Raises
+    `Malformed`."""
+    with reading():
+        body = orjson.loads(whole)
+        _check_error(body)
+        head = {key: value for key, value in body.items() if key not in ("choices", "usage")}
+        head["object"] = STREAMED[operation]
+        parts = _chat_parts if operation == "chat.completions" else _text_parts
+        chunks = [{**head, "choices": [part]} for choice in body["choices"] for part in parts(choice)]
+        if body.get("usage") is not None:
+            chunks.append({**head, "choices": [], "usage": body["usage"]})
+        return (*(Event(orjson.dumps(chunk)) for chunk in chunks), Event(DONE))
 
 
 def _chat_parts(choice: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

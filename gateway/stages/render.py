@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from gateway.bodies import Guarded, Ready, close_body
-from gateway.errors import BackendError, StreamBroken
+from gateway.errors import BackendError, Malformed, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.pipeline import Handler
 
@@ -26,10 +26,7 @@ class Render:
         if isinstance(body, EventStream):
             return self._shown(call, response, body) if call.stream else await self._collected(call, response, body)
         if isinstance(body, Whole) and call.stream and call.operation != "embeddings":
-            events = Ready(
-                tuple(event for event in call.dialect.events(call, body.data) if call.dialect.shown(call, event))
-            )
-            return _with(response, SSE, EventStream(events))
+            return _with(response, SSE, EventStream(_split(call, body)))
         return response
 
     def _shown(self, call: Call, response: Response, body: EventStream) -> Response:
@@ -41,11 +38,20 @@ class Render:
     async def _collected(self, call: Call, response: Response, body: EventStream) -> Response:
         try:
             payload = [event.data async for event in body.events]
-        except StreamBroken as error:
+            whole = call.dialect.whole(call, payload)
+        except (StreamBroken, Malformed) as error:
             raise BackendError(str(error), retryable=False) from None
         finally:
             await close_body(body)
-        return _with(response, JSON, Whole(call.dialect.whole(call, payload)))
+        return _with(response, JSON, Whole(whole))
+
+
+def _split(call: Call, body: Whole) -> Ready[Event]:
+    try:
+        events = call.dialect.events(call, body.data)
+    except Malformed as error:
+        raise BackendError(str(error), retryable=False) from None
+    return Ready(tuple(event for event in events if call.dialect.shown(call, event)))
 
 
 async def _live(call: Call, body: EventStream) -> AsyncGenerator[Event, None]:

@@ -1,0 +1,220 @@
+"""Only complete, successful answers are stored; all others reach their client as they came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.upstream import Answer as Script
+from tests.fixtures.upstream import Upstream, chunk, completion, frame, stream
+
+MAX_ENTRY = 4096
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.fixture
+async def small(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+    """Stores entries of up to 4 kB."""
+    backends = {"main": {"adapter": "openai", "url": upstream.url}}
+    async with gateway_of(config_of(tmp_path, backends, store={"max_entry": f"{MAX_ENTRY}B"})) as served:
+        yield served
+
+
+def whole(**body: Any) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({**completion(call, "text"), **body})
+
+    return answer
+
+
+def plain(status: int, body: bytes, content_type: str = "application/json", **headers: str) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=status, body=body, content_type=content_type, headers=headers)
+
+    return answer
+
+
+def streamed(text: str = "one two three four", **options: Any) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, text, **options)
+
+    return answer
+
+
+def events(*make: Callable[[dict[str, Any]], bytes]) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        body = b"".join(each(call) for each in make)
+        return web.Response(body=body, content_type="text/event-stream")
+
+    return answer
+
+
+def choice(finish: str | None, **message: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": "text", **message}
+    return {"choices": [{"index": 0, "message": said, "finish_reason": finish}]}
+
+
+NEVER_STORED_WHOLE = {
+    "status-400": plain(400, b'{"error": {"message": "no"}}'),
+    "status-401": plain(401, b'{"error": {"message": "who"}}'),
+    "status-429": plain(429, b"{}"),
+    "status-500": plain(500, b"broken", "text/plain"),
+    "status-503": plain(503, b""),
+    "status-201": plain(201, b'{"choices": []}'),
+    "length": whole(**choice("length")),
+    "content-filter": whole(**choice("content_filter")),
+    "no-finish": whole(**choice(None)),
+    "tool-calls": whole(**choice("tool_calls", content=None, tool_calls=[TOOL_CALL])),
+    "tool-calls-that-claim-to-stop": whole(**choice("stop", tool_calls=[TOOL_CALL])),
+    "function-call": whole(**choice("stop", function_call={"name": "f", "arguments": "{}"})),
+    "one-choice-of-two-cut": whole(choices=[*choice("stop")["choices"], *choice("length")["choices"]]),
+    "no-choices": whole(choices=[]),
+    "choices-null": whole(choices=None),
+    "error-in-a-200": plain(200, b'{"error": {"message": "overloaded"}}'),
+    "no-json": plain(200, b'{"choices": [{"ind'),
+    "a-list": plain(200, b"[]"),
+    "empty": plain(200, b""),
+    "html": plain(200, b"<html>Sign in</html>", "text/html"),
+    "too-large": whole(padding="x" * MAX_ENTRY),
+}
+NEVER_STORED_STREAMS = {
+    "length": streamed(finish="length"),
+    "content-filter": streamed(finish="content_filter"),
+    "no-done": streamed(done=False),
+    "no-finish": events(lambda c: chunk(c, {"content": "a"}), lambda c: b"data: [DONE]\n\n"),
+    "nothing": events(),
+    "only-done": events(lambda c: b"data: [DONE]\n\n"),
+    "no-json": events(lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: b"data: {oops\n\ndata: [DONE]\n\n"),
+    "error-event": events(
+        lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: frame({"error": {"message": "x"}}) + b"data: [DONE]\n\n"
+    ),
+    "tool-calls": events(
+        lambda c: chunk(c, {"tool_calls": [{"index": 0, **TOOL_CALL}]}, "tool_calls"), lambda c: b"data: [DONE]\n\n"
+    ),
+    "after-done": events(lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: b"data: [DONE]\n\ndata: {}\n\n"),
+    "too-large": streamed("word " * MAX_ENTRY),
+}
+
+
+async def stored_entries(served: Served) -> int:
+    return (await served.gateway.parts.store.stats()).entries
+
+
+async def direct(served: Served, upstream: Upstream, **fields: Any) -> tuple[int, bytes]:
+    """The same request without the gateway."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    async with served.session.post(f"{upstream.url}/chat/completions", json=body) as response:
+        return response.status, await response.read()
+
+
+@pytest.mark.parametrize("name", NEVER_STORED_WHOLE)
+async def test_an_answer_that_is_not_a_complete_success_is_passed_on_and_not_stored(
+    small: Served, upstream: Upstream, name: str
+) -> None:
+    upstream.answer = NEVER_STORED_WHOLE[name]
+    expected = await direct(small, upstream)
+    for _ in range(2):
+        answer = await small.chat("hi")
+        assert (answer.status, answer.body) == expected
+        assert answer.cache_status == "nearhit; fwd=miss"
+    assert len(upstream.calls) == 3
+    assert (await stored_entries(small), small.gateway.parts.index.size, len(small.gateway.parts.store)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", NEVER_STORED_STREAMS)
+async def test_a_stream_that_is_not_a_complete_success_is_passed_on_and_not_stored(
+    small: Served, upstream: Upstream, name: str
+) -> None:
+    upstream.answer = NEVER_STORED_STREAMS[name]
+    _, expected = await direct(small, upstream, stream=True)
+    for _ in range(2):
+        answer = await small.chat("hi", stream=True)
+        assert answer.status == 200
+        assert answer.body.replace(b"\r\n", b"\n") == expected
+    assert len(upstream.calls) == 3
+    assert (await stored_entries(small), small.gateway.parts.index.size, len(small.gateway.parts.store)) == (0, 0, 0)
+
+
+async def test_a_stream_that_is_cut_ends_with_an_error_and_is_not_stored(small: Served, upstream: Upstream) -> None:
+    upstream.answer = streamed(cut=True)
+    answer = await small.chat("hi", stream=True)
+    assert answer.body.count(b'"error"') == 1
+    assert b"upstream_error" in answer.body.split(b"\n\n")[-2]
+    assert b"[DONE]" not in answer.body
+    upstream.answer = None
+    assert (await small.chat("hi", stream=True)).cache_status == "nearhit; fwd=miss; stored"
+    assert await stored_entries(small) == 1
+
+
+async def test_a_cut_stream_is_an_error_for_who_wanted_it_whole(small: Served, upstream: Upstream) -> None:
+    """An upstream that streams unasked, and breaks: half an answer must not pass for a whole one."""
+    upstream.answer = streamed(cut=True)
+    answer = await small.chat("hi")
+    assert answer.status == 502
+    assert answer.json["error"]["type"] == "upstream_error"
+    assert await stored_entries(small) == 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [NEVER_STORED_STREAMS["no-json"], NEVER_STORED_STREAMS["error-event"], NEVER_STORED_STREAMS["only-done"]],
+    ids=["no-json", "error-event", "only-done"],
+)
+async def test_a_broken_stream_for_who_wanted_it_whole_is_the_backends_fault(
+    small: Served, upstream: Upstream, script: Script
+) -> None:
+    upstream.answer = script
+    answer = await small.chat("hi")
+    assert answer.status == 502
+    assert answer.json["error"]["type"] == "upstream_error"
+
+
+@pytest.mark.parametrize("name", ["no-json", "a-list", "html", "empty", "choices-null"])
+async def test_a_malformed_answer_for_who_wanted_a_stream_is_the_backends_fault(
+    small: Served, upstream: Upstream, name: str
+) -> None:
+    upstream.answer = NEVER_STORED_WHOLE[name]
+    answer = await small.chat("hi", stream=True)
+    assert answer.status == 502
+    assert answer.json["error"]["type"] == "upstream_error"
+    assert await stored_entries(small) == 0
+
+
+async def test_the_largest_entry_that_fits_is_stored(small: Served, upstream: Upstream) -> None:
+    upstream.answer = whole(padding="")
+    _, empty = await direct(small, upstream)
+    upstream.answer = whole(padding="x" * (MAX_ENTRY - len(empty)))
+    assert (await small.chat("hi")).cache_status == "nearhit; fwd=miss; stored"
+    upstream.answer = whole(padding="x" * (MAX_ENTRY - len(empty) + 1))
+    assert (await small.chat("ho")).cache_status == "nearhit; fwd=miss"
+
+
+async def test_the_outcome_of_each_admission_is_counted(small: Served, upstream: Upstream) -> None:
+    wanted = {
+        "stored": None,
+        "error-status": NEVER_STORED_WHOLE["status-500"],
+        "incomplete": NEVER_STORED_WHOLE["length"],
+        "tools": NEVER_STORED_WHOLE["tool-calls"],
+        "too-large": NEVER_STORED_WHOLE["too-large"],
+        "malformed": NEVER_STORED_WHOLE["no-json"],
+    }
+    for outcome, script in wanted.items():
+        upstream.answer = script
+        await small.chat(outcome)
+    upstream.answer = NEVER_STORED_STREAMS["no-done"]
+    await small.chat("cut", stream=True)
+    counted = small.gateway.parts.telemetry.admissions.values
+    assert counted == {("default", outcome): 1.0 for outcome in (*wanted, "cut")}
+
+
+async def test_tags_of_a_request_are_stored_with_its_answer(small: Served) -> None:
+    await small.chat("hi", headers={"Cache-Tag": " docs, v2 ,,docs," + "x" * 200})
+    (stored,) = [stored async for stored in small.gateway.parts.store.vectors()]
+    entry = await small.gateway.parts.store.get(stored.fingerprint)
+    assert entry is not None
+    assert entry.tags == ("docs", "v2")
