@@ -62,7 +62,7 @@ class Running:
     async def stats_where(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         async with asyncio.timeout(START_S):
             # Of another process there is nothing to wait for but what it says.
-            while not holds(stats := await self.stats()):  # noqa: ASYNC110
+            while not holds(stats := await self.stats()):
                 await asyncio.sleep(0.05)
         return stats
 
