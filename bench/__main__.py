@@ -33,7 +33,7 @@ backends:
 POLICY = """
 version: 1
 routes:
-  - {name: through, match: {headers: {x-bench: through}}, route: {backend: main}}
+  - {name: through, match: {model: uncached}, route: {backend: main}}
   - name: default
     match: {}
     cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}
@@ -83,9 +83,9 @@ def gateway(upstream: int, embedder: str) -> Iterator[tuple[subprocess.Popen[byt
             yield process, port, time.perf_counter() - started
 
 
-def body(question: str) -> bytes:
+def body(question: str, model: str = "bench") -> bytes:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return json.dumps({"model": "bench", "temperature": 0, "messages": messages}).encode()
+    return json.dumps({"model": model, "temperature": 0, "messages": messages}).encode()
 
 
 def other_case(draw: random.Random) -> str:
@@ -108,10 +108,10 @@ class Bench:
         bodies: list[bytes],
         connections: int,
         *,
-        headers: str = "",
         expect: str = "",
+        path: str = "/v1/chat/completions",
     ) -> None:
-        requests = [request_bytes(given, headers) for given in bodies]
+        requests = [request_bytes(given, path) for given in bodies]
         load = await run(port, pid, requests, connections=connections, expect=expect.encode())
         self.loads.setdefault(f"{name}|{connections}", []).append(load)
 
@@ -132,12 +132,16 @@ class Bench:
                     self.loads.clear()  # the first round warms everything up
                 for connections in (1, 32):
                     same = [body(QUESTION)] * self.requests
+                    uncached = [body(QUESTION, "uncached")] * self.requests
                     await self.measure("bare server, fixed body", fix, fixed.pid, same, connections)
                     await self.measure("bare reverse proxy", pro, proxy.pid, same, connections)
                     await self.measure("exact hit", hash_port, hashed.pid, same, connections, expect="detail=exact")
                     await self.measure(
-                        "pass-through miss", hash_port, hashed.pid, same, connections,
-                        headers="x-bench: through\r\n", expect="fwd=bypass; detail=policy",
+                        "pass-through miss", hash_port, hashed.pid, uncached, connections, expect="detail=policy"
+                    )
+                    await self.measure(
+                        "unknown path, untouched", hash_port, hashed.pid, same, connections,
+                        expect="detail=pass-through", path="/v1/unknown",
                     )  # fmt: skip
                     await self.measure(
                         "miss, stored in both caches (hash)",

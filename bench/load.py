@@ -39,9 +39,9 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def request_bytes(body: bytes, headers: str = "") -> bytes:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
-    return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+def request_bytes(body: bytes, path: str = "/v1/chat/completions") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def _connection(port: int, requests: Iterator[bytes], expect: bytes, latencies: list[float]) -> None:

@@ -118,7 +118,6 @@ class HttpBackend:
             headers=self._headers(request),
             data=data or None,
             allow_redirects=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
         uploads = call is None and data is not None
         limit = self._timeouts.total if uploads else self._timeouts.first_byte
@@ -275,5 +274,7 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        # The client's headers are sent as they are, and none in its name.
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,
     )

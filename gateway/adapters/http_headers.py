@@ -26,18 +26,22 @@ OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cach
 ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 
 
+NOT_SENT = HOP_BY_HOP | FRAMING | OURS
+NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
+
+
 def request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """The end-to-end headers of a request, in order, repeated ones kept."""
-    return _without(headers.items(), FRAMING | OURS)
+    return _without(headers.items(), NOT_SENT, headers.get("connection"))
 
 
 def response_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    kept = _without(headers.items(), FRAMING | ANSWERED)
-    return tuple((name, value) for name, value in kept if not name.lower().startswith("x-nearhit-"))
+    return tuple(_without(headers.items(), NOT_RETURNED, headers.get("connection"), prefix="x-nearhit-"))
 
 
-def _without(items: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """Drops what `Connection`, which may stand there more than once, names as well."""
-    lowered = [(name.lower(), name, value) for name, value in items]
-    named = {token.strip().lower() for low, _, value in lowered if low == "connection" for token in value.split(",")}
-    return [(k, v) for low, k, v in lowered if low not in HOP_BY_HOP and low not in dropped and low not in named]
+def _without(
+    items: Iterable[tuple[str, str]], dropped: frozenset[str], connection: str | None, prefix: str = "\0"
+) -> list[tuple[str, str]]:
+    if connection is not None:  # it may name more that ends here (RFC 9110 section 7.6.1)
+        dropped = dropped | {token.strip().lower() for token in connection.split(",")}
+    return [(k, v) for k, v in items if (low := k.lower()) not in dropped and not low.startswith(prefix)]
