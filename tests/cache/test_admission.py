@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, chunk, completion, frame, stream
 
 MAX_ENTRY = 4096
+CALL = {"model": "m"}
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -46,9 +47,9 @@ def streamed(text: str = "one two three four", **options: Any) -> Script:
     return answer
 
 
-def events(*make: Callable[[dict[str, Any]], bytes]) -> Script:
+def events(*frames: bytes) -> Script:
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        body = b"".join(each(call) for each in make)
+        body = b"".join(frames)
         return web.Response(body=body, content_type="text/event-stream")
 
     return answer
@@ -86,17 +87,15 @@ NEVER_STORED_STREAMS = {
     "length": streamed(finish="length"),
     "content-filter": streamed(finish="content_filter"),
     "no-done": streamed(done=False),
-    "no-finish": events(lambda c: chunk(c, {"content": "a"}), lambda c: b"data: [DONE]\n\n"),
+    "no-finish": events(chunk(CALL, {"content": "a"}), b"data: [DONE]\n\n"),
     "nothing": events(),
-    "only-done": events(lambda c: b"data: [DONE]\n\n"),
-    "no-json": events(lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: b"data: {oops\n\ndata: [DONE]\n\n"),
+    "only-done": events(b"data: [DONE]\n\n"),
+    "no-json": events(chunk(CALL, {"content": "a"}, "stop"), b"data: {oops\n\ndata: [DONE]\n\n"),
     "error-event": events(
-        lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: frame({"error": {"message": "x"}}) + b"data: [DONE]\n\n"
+        chunk(CALL, {"content": "a"}, "stop"), frame({"error": {"message": "x"}}) + b"data: [DONE]\n\n"
     ),
-    "tool-calls": events(
-        lambda c: chunk(c, {"tool_calls": [{"index": 0, **TOOL_CALL}]}, "tool_calls"), lambda c: b"data: [DONE]\n\n"
-    ),
-    "after-done": events(lambda c: chunk(c, {"content": "a"}, "stop"), lambda c: b"data: [DONE]\n\ndata: {}\n\n"),
+    "tool-calls": events(chunk(CALL, {"tool_calls": [{"index": 0, **TOOL_CALL}]}, "tool_calls"), b"data: [DONE]\n\n"),
+    "after-done": events(chunk(CALL, {"content": "a"}, "stop"), b"data: [DONE]\n\ndata: {}\n\n"),
     "too-large": streamed("word " * MAX_ENTRY),
 }
 
