@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gateway.bodies import Ready, close_body
 from gateway.config.schema import Server as ServerConfig
+from gateway.connection import refusal
 from gateway.errors import StreamBroken
 from gateway.front import Front
 from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
@@ -25,6 +26,7 @@ from gateway.trace import Trace
 from gateway.wire import Prebuilt, whole
 
 HTTP_LOG = logging.getLogger("nearhit.http")
+ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Events that are all there already go out in pieces of this size: one write an event costs five times as much.
 BURST_BYTES = 64 * 1024
@@ -76,7 +78,10 @@ class DataPort:
             await self._runner.cleanup()
 
     async def _serve(self, http: web.BaseRequest) -> Sendable:
-        path, _, query = http.raw_path.partition("?")
+        path, _, query = _target(http).partition("?")
+        if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
+            return refusal(400, "Transfer-Encoding: expected chunked alone")
         if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
             return await self._report(path)
         request_id, table, body = _request_id(http), self._table(), taken_whole(http)
@@ -172,6 +177,16 @@ def _headless(status: int, headers: list[tuple[str, str]]) -> web.Response:
     for name, value in headers:
         out.headers.add(name, value)
     return out
+
+
+def _target(http: web.BaseRequest) -> str:
+    """Path and query as sent. Clients of a proxy send the absolute form (RFC 9112 section 3.2.2): whose host it names
+    decides nothing here, as the backend is the policy's choice."""
+    target = http.raw_path
+    absolute = None if target.startswith("/") else ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        return target
+    return absolute[1] if absolute[1].startswith("/") else "/" + absolute[1]
 
 
 def _request_id(http: web.BaseRequest) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from gateway.connection import Connection
+
 
 class TimedServer(web.Server):
     """Closes connections that have sent no complete head within `head_timeout_s` of being opened."""
@@ -19,6 +21,9 @@ class TimedServer(web.Server):
         super().__init__(handler, request_factory=self._first_head_came, **options)
         self._head_timeout_s = head_timeout_s
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

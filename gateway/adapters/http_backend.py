@@ -54,8 +54,8 @@ class HttpBackend:
 
     def url(self, path: str, query: str) -> URL:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
-        if not path.startswith("/"):
-            raise BadRequest(f"the request target {path[:100]!r} is not a path")
+        if not path.startswith("/") or "#" in path + query:  # yarl would drop what follows the #
+            raise BadRequest(f"the request target {path[:100]!r} is not a path with a query")
         target = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return URL(f"{target}?{query}" if query else target, encoded=True)
 

@@ -1,0 +1,41 @@
+"""A client's connection, as far as aiohttp says too much about it: it quotes a malformed request, credentials included,
+in its log and in its answer."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.dialects.openai import OpenAI
+
+LOG = logging.getLogger("nearhit")
+
+
+class Connection(RequestHandler):
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Refuses what the parser could not read. Nobody knows where the next request starts, so this was the last."""
+        LOG.info("malformed request", extra={"fields": {"status": status, "error": type(exc).__name__}})
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun: it can only be cut")
+        # The parser's messages name the fault first and quote what was sent behind a colon.
+        fault = (message or "").partition("\n")[0].partition(":")[0]
+        return refusal(status, f"malformed request: {fault}" if fault else "the request cannot be handled")
+
+
+def refusal(status: int, message: str) -> web.Response:
+    """The last answer on its connection."""
+    response = web.Response(
+        status=status,
+        headers={"Content-Type": "application/json", "Server": "nearhit"},
+        body=OpenAI().error("invalid_request_error" if status < 500 else "internal_error", message),
+    )
+    response.force_close()
+    return response
