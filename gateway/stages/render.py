@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway.bodies import Guarded, Ready, close_body
 from gateway.errors import BackendError, Malformed, StreamBroken
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Admission, Call, Event, EventStream, Request, Response, Whole
 from gateway.pipeline import Handler
 
 LOG = logging.getLogger("nearhit")
@@ -38,6 +38,8 @@ class Render:
     async def _collected(self, call: Call, response: Response, body: EventStream) -> Response:
         try:
             payload = [event.data async for event in body.events]
+            if call.dialect.inspect(call, payload, True).admission is Admission.CUT:
+                raise StreamBroken("the answer ended before its end marker")
             whole = call.dialect.whole(call, payload)
         except (StreamBroken, Malformed) as error:
             raise BackendError(str(error), retryable=False) from None

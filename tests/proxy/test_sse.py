@@ -1,0 +1,132 @@
+"""Server-sent events: the same events however the bytes are cut, and each of them on its way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.adapters.sse import MAX_EVENT_BYTES, SSEParser
+from gateway.errors import StreamBroken
+from gateway.messages import Event
+from tests.fixtures.gateways import Served
+from tests.fixtures.upstream import Upstream, stream
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Tell me a long story"}], "stream": True}
+LINE_ENDS = [b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n"]
+FIELDS = [
+    b"data: x",
+    b"data:y",
+    b"data",
+    b"data:  z",
+    b"data: {}",
+    b"data: [DONE]",
+    b"event: n",
+    b"event",
+    b": comment",
+]
+OTHERS = [b"id: 7", b"retry: 9", b"unknown: u", b" ", "\u00e4\u20ac".encode()]
+STREAMS = st.lists(st.sampled_from(LINE_ENDS + FIELDS + OTHERS), max_size=30).map(b"".join)
+
+
+def parsed(chunks: list[bytes]) -> list[Event]:
+    parser = SSEParser()
+    return [event for chunk in chunks for event in parser.feed(chunk)] + parser.close()
+
+
+def by_the_standard(text: bytes) -> list[Event]:
+    """WHATWG HTML, section 9.2.6, line by line; but for an unfinished last event, which it would drop."""
+    events: list[Event] = []
+    data: list[bytes] = []
+    name: str | None = None
+    for line in [*text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"), b""]:
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if line == b"":
+            if data:
+                events.append(Event(b"\n".join(data), name))
+            data, name = [], None
+        elif field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value.decode("utf-8", "replace")
+    return events
+
+
+@given(STREAMS)
+def test_a_stream_is_read_as_the_standard_says(text: bytes) -> None:
+    assert parsed([text]) == by_the_standard(text)
+
+
+@given(STREAMS, st.data())
+def test_any_cut_gives_the_same_events(text: bytes, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    chunks = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parsed(chunks) == by_the_standard(text)
+
+
+@given(STREAMS)
+def test_byte_by_byte_gives_the_same_events(text: bytes) -> None:
+    assert parsed([bytes([byte]) for byte in text]) == by_the_standard(text)
+
+
+LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=20)
+
+
+@given(st.lists(st.tuples(st.lists(LINES, min_size=1, max_size=3), st.none() | LINES), max_size=5))
+def test_what_is_written_is_read_again(given_: list[tuple[list[str], str | None]]) -> None:
+    events = [Event("\n".join(lines).encode(), name) for lines, name in given_]
+    assert parsed([b"".join(event.frame() for event in events)]) == events
+
+
+def test_events_are_out_as_soon_as_their_blank_line_is_in() -> None:
+    parser = SSEParser()
+    assert parser.feed(b"data: a\n") == []
+    assert parser.feed(b"\ndata: b\r\n\r") == [Event(b"a")]
+    assert parser.feed(b"\n") == [Event(b"b")]
+
+
+def test_an_event_without_end_is_bounded() -> None:
+    parser = SSEParser()
+    with pytest.raises(StreamBroken):
+        for _ in range(MAX_EVENT_BYTES // 2**20 + 1):
+            parser.feed(b"x" * 2**20)
+
+
+async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream) -> None:
+    """Nagle's algorithm would hold each back until the client's delayed acknowledgement of the one before it, 40 ms
+    later: 20 events that wait for each other would take 800 ms."""
+    seen = asyncio.Event()
+
+    async def between() -> None:
+        await seen.wait()
+        seen.clear()
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, " ".join("word" for _ in range(20)), between=between)
+
+    upstream.answer = answer
+    async with served.session.post(served.url + "/v1/chat/completions", json=ASK) as response:
+        started = time.perf_counter()
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                seen.set()
+        assert time.perf_counter() - started < 0.4
+        assert [undelayed(transport) for transport in transports(served)] == [True, True]
+
+
+def transports(served: Served) -> list[asyncio.Transport]:
+    """Of the connections to the client and to the upstream."""
+    runner, backend = served.gateway.data_port._runner, served.gateway.parts.lanes["main"].backend
+    kept = [protocol for pool in backend._session.connector._conns.values() for protocol, _ in pool]
+    return [connection.transport for connection in [*runner.server.connections, *kept]]
+
+
+def undelayed(transport: asyncio.Transport) -> bool:
+    return bool(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
