@@ -36,6 +36,7 @@ run: triton  ## run the gateway before two real models, with a short sample of t
 	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
 
 test: triton  ## run the whole suite
+	@tests/packages.sh
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)  ## ruff, mypy --strict, import-linter

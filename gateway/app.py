@@ -20,7 +20,7 @@ from gateway.admin.stats import Stats
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
-from gateway.errors import NotFound, StoreUnavailable
+from gateway.errors import EmbedderUnavailable, NotFound, StoreUnavailable
 from gateway.faults import Fault
 from gateway.flight import Flight
 from gateway.front import Front
@@ -29,7 +29,7 @@ from gateway.observer import Observer
 from gateway.parts import DataDirLock, StartFailed, Stores, build_backends, build_embedder, open_stores, secret
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy, Route
-from gateway.ports import Clock, Dialect, Embedder, VectorIndex, Verifier
+from gateway.ports import Clock, Dialect, Embedder, StoredVector, VectorIndex, Verifier
 from gateway.routing.breaker import State
 from gateway.routing.complexity import EASY, HARD, hardness_axis
 from gateway.server import DataPort
@@ -121,7 +121,14 @@ class Gateway:
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
-        self.admin_port = AdminPort(config.server.admin, token, parts.telemetry, self.stats, before_scrape=self.sample)
+        self.admin_port = AdminPort(
+            config.server.admin,
+            config.server.admin_hosts,
+            token,
+            parts.telemetry,
+            self.stats,
+            before_scrape=self.sample,
+        )
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
 
@@ -209,7 +216,9 @@ class Gateway:
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
         now = self.parts.clock.monotonic()
+        host, port = self.data_address
         return {
+            "listen": f"http://{host}:{port}",
             "policy": {
                 "hash": self.policy.hash,
                 "routes": [route.name for route in self.policy.routes],
@@ -234,10 +243,16 @@ class Gateway:
             try:
                 async for stored in self.parts.store.vectors():
                     if stored.expires > self.parts.clock.wall():
-                        await self.parts.index.add(stored.fingerprint, stored.scope, stored.vector)
+                        await self._index(stored)
                 self.index_ready = True
             except StoreUnavailable:
                 await asyncio.sleep(REBUILD_RETRY_S)
+
+    async def _index(self, stored: StoredVector) -> None:
+        try:
+            await self.parts.index.add(stored.fingerprint, stored.scope, stored.vector)
+        except ValueError as error:  # damaged: one bad vector must not keep the index from all others
+            LOG.warning("a vector was skipped", extra={"fields": {"error": str(error)}})
 
     async def keep_history(self) -> None:
         while True:
@@ -301,10 +316,15 @@ async def running(
 
 
 async def hardness_of(config: Config, embedder: Embedder) -> Vector | None:
-    """The axis of difficulty among embeddings; hashed words know none."""
+    """The axis of difficulty among embeddings. Hashed words know none; an embedder that does not answer is no reason
+    not to serve: the text alone is judged then."""
     if config.embedder.adapter == "hash":
         return None
-    vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
+    try:
+        vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
+    except EmbedderUnavailable as error:
+        LOG.warning("complexity is judged without embeddings", extra={"fields": {"error": str(error)}})
+        return None
     return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from redis import asyncio as redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from gateway.cache.records import RecordInvalid, decode, encode
 from gateway.errors import StoreUnavailable
@@ -132,6 +132,9 @@ class RedisStore:
         try:
             async with asyncio.timeout(self._timeout_s), self._places:
                 result = await operation()
+        except ResponseError as error:  # full, read-only, ...: it answers, and may well answer the next one
+            self._breaker.succeeded()
+            raise StoreUnavailable(f"the store refused: {error}"[:300]) from None
         except (RedisError, OSError, TimeoutError) as error:
             self._breaker.failed(self._clock.monotonic())
             raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None

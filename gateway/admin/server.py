@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 
 import orjson
@@ -20,7 +20,7 @@ NO_STORE = {"Cache-Control": "no-store"}
 # The page is one file: nothing is loaded from anywhere else, and nobody may frame it.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -28,12 +28,13 @@ PAGE_HEADERS = {
 class AdminPort:
     """`token` None: whoever reaches the port may use it, which is why the configuration then demands loopback.
 
-    `before_scrape` brings gauges up to date.
+    `hosts`: names beside its own address that it may be called by. `before_scrape` brings gauges up to date.
     """
 
     def __init__(
         self,
         address: Address,
+        hosts: Sequence[str],
         token: str | None,
         telemetry: Telemetry,
         stats: Stats,
@@ -41,6 +42,7 @@ class AdminPort:
         before_scrape: Callable[[], Awaitable[None]],
     ) -> None:
         self._address = address
+        self._hosts = frozenset(hosts)
         self._token = token
         self._stats = stats
         self._before_scrape = before_scrape
@@ -95,7 +97,9 @@ class AdminPort:
         host, port = local[0], local[1]
         names = {self._address.host, host} | ({"localhost"} if self._address.loopback else set())
         bracketed = {f"[{name}]" if ":" in name else name for name in names}
-        return request.host in {f"{name}:{port}" for name in bracketed}
+        if request.host in {f"{name}:{port}" for name in bracketed}:
+            return True
+        return request.host in self._hosts or request.host.rpartition(":")[0] in self._hosts
 
     async def _home(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
         raise web.HTTPFound("/dashboard")

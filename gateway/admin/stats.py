@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.messages import Verdict
 from gateway.ports import Clock
-from gateway.telemetry import LATENCY_BUCKETS, Histogram, Telemetry
+from gateway.telemetry import LATENCY_BUCKETS, Counter, Histogram, Telemetry
 
 HISTORY = 720  # samples: an hour at one in 5 seconds
 
@@ -51,10 +51,15 @@ class Stats:
                 {"route": route, "tier": tier, "reason": reason, "count": count}
                 for (route, tier, reason), count in telemetry.routed.values.items()
             ],
-            "refusals": {str(reason): count for (_, reason), count in telemetry.refusals.values.items()},
+            "refusals": _by_last(telemetry.refusals),
+            "admissions": _by_last(telemetry.admissions),
             "tokens_saved": telemetry.tokens_saved.total(),
             "dollars_saved": telemetry.cost_saved.total(),
             "shed": telemetry.shed.total(),
+            "backend_outcomes": [
+                {"backend": backend, "outcome": outcome, "count": count}
+                for (backend, outcome), count in telemetry.backend_requests.values.items()
+            ],
             "store_errors": telemetry.store_errors.total(),
             "history": list(self._history),
             **self._describe(),
@@ -74,6 +79,14 @@ class Stats:
             if tier in totals:
                 totals[tier] += count
         return totals
+
+
+def _by_last(counter: Counter) -> dict[str, float]:
+    """Totals by a counter's last label, over all others."""
+    totals: dict[str, float] = {}
+    for labels, count in counter.values.items():
+        totals[str(labels[-1])] = totals.get(str(labels[-1]), 0.0) + count
+    return totals
 
 
 def _quantiles(histogram: Histogram, labels: tuple[str, ...]) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ class Server(Section):
 
     listen: Listen = Address("127.0.0.1", 8080)
     admin: Listen = Address("127.0.0.1", 9090)
+    admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
     workers: Workers = 1
     max_body: Size = 10 * 2**20
     max_header: Size = 32 * 2**10
