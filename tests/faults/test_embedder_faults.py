@@ -1,0 +1,149 @@
+"""An embedder that fails or hangs costs the semantic cache, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import app
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.messages import Embedding
+from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
+from tests.fixtures.upstream import Upstream
+
+TIMEOUT_S = 0.1
+ASKED, SAME = "what is the answer to everything else", "What is the answer to everything else?"
+
+
+class Unreliable(HashEncoder):
+    """Works until it is told to fail or to hang."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = False
+        self.go = threading.Event()
+        self.go.set()
+
+    def encode(self, texts: Sequence[str]) -> list[Embedding]:
+        self.go.wait(30)
+        if self.failing:
+            raise RuntimeError("the model is broken")
+        return super().encode(texts)
+
+
+@pytest.fixture(autouse=True)
+async def bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(60):
+        yield
+
+
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
+    encoder = Unreliable()
+
+    def build(config: Any) -> tuple[Unreliable, BatchingEmbedder]:
+        return encoder, BatchingEmbedder(encoder, timeout_s=TIMEOUT_S)
+
+    monkeypatch.setattr(app, "build_embedder", build)
+    return encoder
+
+
+@pytest.fixture
+async def unreliable(encoder: Unreliable, upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config) as served:
+        try:
+            yield served
+        finally:
+            encoder.go.set()
+
+
+def is_miss(answer: Answer) -> bool:
+    return answer.status == 200 and answer.cache_status == "nearhit; fwd=miss; stored"
+
+
+def is_exact(answer: Answer) -> bool:
+    return answer.cache_status.startswith("nearhit; hit; detail=exact")
+
+
+async def test_an_encoder_that_fails_makes_misses_and_exact_hits_go_on(unreliable: Served, encoder: Unreliable) -> None:
+    await unreliable.chat(ASKED)
+    encoder.failing = True
+    assert is_miss(await unreliable.chat(SAME)), "would be a semantic hit"
+    assert is_exact(await unreliable.chat(SAME))
+    assert is_exact(await unreliable.chat(ASKED, stream=True))
+    encoder.failing = False
+    assert (await unreliable.chat(SAME + " ")).cache_status == "nearhit; hit; detail=semantic"
+
+
+async def test_an_encoder_that_hangs_costs_its_timeout_and_then_nothing(
+    unreliable: Served, encoder: Unreliable
+) -> None:
+    await unreliable.chat(ASKED)
+    encoder.go.clear()
+    for i in range(4):  # the first is with the encoder, three more wait their time
+        begun = time.monotonic()
+        assert is_miss(await unreliable.chat(f"{SAME} {i}"))
+        assert time.monotonic() - begun < TIMEOUT_S + 1.0
+    begun = time.monotonic()
+    answers = await asyncio.gather(*(unreliable.chat(f"and {i}?") for i in range(30)))
+    assert all(map(is_miss, answers))
+    assert time.monotonic() - begun < 1.0, "nobody waits for an encoder that is known to hang"
+    assert is_exact(await unreliable.chat(ASKED))
+
+
+async def test_an_encoder_that_recovers_is_used_again(unreliable: Served, encoder: Unreliable) -> None:
+    await unreliable.chat(ASKED)
+    encoder.go.clear()
+    for i in range(5):
+        await unreliable.chat(f"{SAME} {i}")
+    encoder.go.set()
+    for marks in range(2, 50):  # the same words, another request each time
+        if (await unreliable.chat(SAME + "?" * marks)).cache_status == "nearhit; hit; detail=semantic":
+            break
+    else:
+        pytest.fail("no semantic hit")
+
+
+async def test_answers_made_without_an_embedding_are_exact_hits_only(unreliable: Served, encoder: Unreliable) -> None:
+    encoder.failing = True
+    assert is_miss(await unreliable.chat(ASKED))
+    encoder.failing = False
+    assert is_exact(await unreliable.chat(ASKED))
+    assert is_miss(await unreliable.chat(SAME))
+
+
+async def test_routing_goes_on_without_an_embedding(
+    encoder: Unreliable, light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    """Complexity is judged by the text alone then."""
+    backends = {"light": {"adapter": "openai", "url": light.url}, "large": {"adapter": "openai", "url": large.url}}
+    encoder.failing = True
+    async with gateway_of(config_of(tmp_path, backends), TIERS) as served:
+        answer = await served.chat("What time is it?")
+        assert answer.headers["x-nearhit-backend"] == "light"
+        assert 0 < float(answer.headers["x-nearhit-complexity"]) < 0.5
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+async def test_a_gateway_starts_though_its_encoder_does_not_answer(
+    encoder: Unreliable, upstream: Upstream, tmp_path: Path, fault: str
+) -> None:
+    """At the start the embedder is asked where difficulty lies: that is worth no refusal to serve."""
+    encoder.failing = fault == "fails"
+    if fault == "hangs":
+        encoder.go.clear()
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, embedder={"adapter": "onnx"})
+    try:
+        async with gateway_of(config) as served:
+            assert is_miss(await served.chat(ASKED))
+            assert is_exact(await served.chat(ASKED))
+    finally:
+        encoder.go.set()

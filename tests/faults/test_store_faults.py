@@ -1,0 +1,221 @@
+"""The cache is an optimisation: whatever becomes of the store or of the embedder, requests are answered.
+
+The stores here are real processes that are really frozen, killed and filled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import app
+from gateway.adapters.redis_store import FAILURES
+from gateway.routing.breaker import State
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.entries import entry_of, vector_of
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.stores import OutsideServer, outside_server
+from tests.fixtures.triton import free_ports
+from tests.fixtures.upstream import Upstream
+
+NO_FRONT = "1kB"  # too small for an entry: every lookup asks the store
+TIMEOUT_S = 0.1
+
+
+@pytest.fixture(autouse=True)
+async def bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(60):
+        yield
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def config_for(upstream: Upstream, path: Path, url: str = "embedded", **sections: Any) -> Any:
+    store = {"url": url, "timeout": f"{int(TIMEOUT_S * 1000)}ms", "front_size": NO_FRONT}
+    return config_of(path, {"main": {"adapter": "openai", "url": upstream.url}}, store=store, **sections)
+
+
+@pytest.fixture
+async def embedded(upstream: Upstream, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Served]:
+    """With an embedded store that no answer is kept in front of."""
+    async with gateway_of(config_for(upstream, tmp_path), clock=clock) as served:
+        yield served
+
+
+def is_hit(answer: Answer) -> bool:
+    return answer.status == 200 and answer.cache_status.startswith("nearhit; hit")
+
+
+def is_miss(answer: Answer) -> bool:
+    return answer.status == 200 and answer.cache_status.startswith("nearhit; fwd=miss")
+
+
+def store_pid(served: Served) -> int:
+    server = served.gateway.stores.server
+    assert server is not None
+    return server.pid
+
+
+def frozen(pid: int) -> Any:
+    class Frozen:
+        def __enter__(self) -> None:
+            os.kill(pid, signal.SIGSTOP)
+
+        def __exit__(self, *_: object) -> None:
+            os.kill(pid, signal.SIGCONT)
+
+    return Frozen()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+async def ready(served: Served) -> dict[str, Any]:
+    answer = await served.get("/readyz")
+    assert answer.status == 200
+    return dict(answer.json)
+
+
+async def test_a_hung_store_costs_its_timeout_and_no_request(embedded: Served, clock: FakeClock) -> None:
+    assert is_miss(await embedded.chat("hi"))
+    assert is_hit(await embedded.chat("hi"))
+    with frozen(store_pid(embedded)):
+        for _ in range(FAILURES):
+            begun = time.monotonic()
+            assert is_miss(await embedded.chat("hi"))
+            assert time.monotonic() - begun < 2 * TIMEOUT_S + 0.5, "a lookup and a put, each cut off"
+        assert (await ready(embedded))["store_breaker"] == "open"
+        errors = embedded.gateway.parts.telemetry.store_errors.total()
+        begun = time.monotonic()
+        for answer in await asyncio.gather(*(embedded.chat(f"hi {i}") for i in range(50))):
+            assert is_miss(answer)
+        assert time.monotonic() - begun < 1.5, "nobody waits for a store that is known to hang"
+        assert embedded.gateway.parts.telemetry.store_errors.total() >= errors + 50
+    clock.advance(1.1)  # the breaker's cooldown
+    assert is_hit(await embedded.chat("hi"))
+    assert (await ready(embedded))["store_breaker"] == "closed"
+
+
+async def test_the_breaker_opens_after_five_failures_at_most(embedded: Served) -> None:
+    with frozen(store_pid(embedded)):
+        await asyncio.gather(*(embedded.chat(f"hi {i}") for i in range(FAILURES)))
+        assert embedded.gateway.stores.redis.breaker is State.OPEN
+
+
+async def test_a_probe_of_a_store_that_still_hangs_delays_one_request_only(embedded: Served, clock: FakeClock) -> None:
+    with frozen(store_pid(embedded)):
+        await asyncio.gather(*(embedded.chat(f"hi {i}") for i in range(10)))
+        clock.advance(1.1)
+        begun = time.monotonic()
+        answers = await asyncio.gather(*(embedded.chat(f"ho {i}") for i in range(30)))
+        assert all(map(is_miss, answers))
+        assert time.monotonic() - begun < 2 * TIMEOUT_S + 1.0
+        assert embedded.gateway.stores.redis.breaker is State.OPEN
+
+
+async def test_a_killed_store_makes_every_request_a_miss(embedded: Served) -> None:
+    assert is_miss(await embedded.chat("hi"))
+    os.kill(store_pid(embedded), signal.SIGKILL)
+    for i in range(20):
+        assert is_miss(await embedded.chat("hi" if i % 2 else f"hi {i}", stream=i % 3 == 0))
+    assert embedded.gateway.stores.redis.breaker is State.OPEN
+    assert (await embedded.get("/readyz")).status == 200, "a gateway without its cache serves"
+
+
+async def test_hot_answers_outlive_the_store(served: Served, upstream: Upstream) -> None:
+    await served.chat("hi")
+    os.kill(store_pid(served), signal.SIGKILL)
+    for stream in (False, True, False):
+        assert is_hit(await served.chat("hi", stream=stream))
+    assert len(upstream.calls) == 1
+
+
+async def test_a_store_that_is_absent_at_the_start_is_used_once_it_is_there(
+    upstream: Upstream, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is filled then, too: what other gateways have stored is found by its meaning."""
+    monkeypatch.setattr(app, "REBUILD_RETRY_S", 0.01)
+    (port,) = free_ports(1)
+    url = f"redis://:s3cret@127.0.0.1:{port}/0"
+    config = config_for(upstream, tmp_path / "one", url)
+    async with gateway_of(config, clock=clock) as served:
+        assert is_miss(await served.chat("hi"))
+        await until(lambda: served.gateway.stores.redis.breaker is State.OPEN)
+        assert (await ready(served))["index_ready"] is False
+        with outside_server(tmp_path, port=port):
+            async with gateway_of(config_for(upstream, tmp_path / "two", url), clock=clock) as other:
+                await other.chat("what is the answer to everything else")
+            clock.advance(1.1)  # the breaker's cooldown
+            await until(lambda: served.gateway.index_ready)
+            assert served.gateway.parts.index.size == 1
+            assert is_hit(await served.chat("what is the answer to everything else"))
+            semantic = await served.chat("What is the answer to everything else?")
+            assert semantic.cache_status == "nearhit; hit; detail=semantic"
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru"])
+async def test_a_full_store_still_serves_what_it_holds(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, policy: str
+) -> None:
+    client = outside_store.client
+    async with gateway_of(config_for(upstream, tmp_path, outside_store.url)) as served:
+        assert is_miss(await served.chat("first"))
+        used = client.info("memory")["used_memory"]
+        client.config_set("maxmemory-policy", policy)
+        client.config_set("maxmemory", used + (0 if policy == "noeviction" else 400_000))
+        try:
+            for i in range(40):
+                assert is_miss(await served.chat(f"{i} " + "x" * 20_000))
+            if policy == "noeviction":
+                assert is_hit(await served.chat("first"))
+            assert served.gateway.stores.redis.breaker is State.CLOSED, "a server that answers is not down"
+            assert client.info("memory")["used_memory"] < used + 1_000_000
+        finally:
+            client.config_set("maxmemory", 0)
+        assert is_miss(await served.chat("last"))
+        assert is_hit(await served.chat("last"))
+
+
+async def test_a_burst_of_refused_writes_does_not_take_the_reads_away(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
+) -> None:
+    """A full server refuses to write and reads as ever: that is no reason to open the breaker."""
+    client = outside_store.client
+    async with gateway_of(config_for(upstream, tmp_path, outside_store.url)) as served:
+        assert is_miss(await served.chat("first"))
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        try:
+            upstream.gate.clear()
+            crowd = [asyncio.create_task(served.chat(f"hi {i}")) for i in range(20)]
+            await until(lambda: len(upstream.calls) == 21)
+            upstream.gate.set()  # twenty writes with no read between them
+            assert all(map(is_miss, await asyncio.gather(*crowd)))
+            assert is_hit(await served.chat("first"))
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+async def test_stored_vectors_that_the_index_refuses_do_not_keep_it_from_the_others(
+    upstream: Upstream, tmp_path: Path, clock: FakeClock
+) -> None:
+    config = config_for(upstream, tmp_path)
+    async with gateway_of(config, clock=clock) as served:
+        await served.chat("hi")
+        await served.gateway.parts.store.put(entry_of("odd"), vector_of(1, dimension=7))
+    async with gateway_of(config, clock=clock) as served:
+        await served.gateway.rebuild_index()
+        assert served.gateway.index_ready
+        assert served.gateway.parts.index.size == 1
