@@ -20,6 +20,7 @@ from gateway.ports import Inspection
 
 DONE = b"[DONE]"
 STREAMED = {"chat.completions": "chat.completion.chunk", "completions": "text_completion"}
+REPLACED = frozenset({"role", "id", "type"})  # texts that a later delta does not continue
 WHOLE = {"chat.completions": "chat.completion", "completions": "text_completion"}
 
 # A replayed stream comes in pieces of some words: small enough to look like a stream, large enough to be cheap.
@@ -34,7 +35,7 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         body = _assembled(operation, payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
         tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
-        if "error" in body:
+        if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if operation == "embeddings":
             return Inspection(Admission.STORED if body["data"] else Admission.INCOMPLETE, *tokens)
@@ -121,6 +122,8 @@ def _merge_choice(merged: dict[str, Any], choice: dict[str, Any]) -> None:
 def _finished(operation: str, choice: dict[str, Any]) -> dict[str, Any]:
     choice.setdefault("logprobs", None)
     if operation == "chat.completions":
+        if "message" in choice:
+            raise ValueError("a chunk with a whole message")
         delta = choice.pop("delta", {})
         for call in delta.get("tool_calls") or ():
             call.pop("index", None)
@@ -135,7 +138,7 @@ def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
         before = merged.get(key)
         if before is None or value is None:
             merged[key] = before if value is None else value
-        elif isinstance(before, str) and isinstance(value, str) and key not in ("role", "id", "type"):
+        elif isinstance(before, str) and isinstance(value, str) and key not in REPLACED:
             merged[key] = before + value
         elif isinstance(before, dict) and isinstance(value, dict):
             merge_delta(before, value)
@@ -161,7 +164,7 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
-        head = {key: value for key, value in body.items() if key not in ("choices", "usage")}
+        head = {key: value for key, value in body.items() if key != "choices" and (key != "usage" or value is None)}
         head["object"] = STREAMED[operation]
         parts = _chat_parts if operation == "chat.completions" else _text_parts
         chunks = [{**head, "choices": [part]} for choice in body["choices"] for part in parts(choice)]
@@ -178,14 +181,14 @@ def _chat_parts(choice: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     def part(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
 
-    nulls = {key: None for key, value in message.items() if value is None}
-    yield part({"role": role, **({"content": ""} if isinstance(message.get("content"), str) else {}), **nulls})
+    empty = {key: value for key, value in message.items() if value is None or value in ("", [])}
+    yield part({"role": role, **({"content": ""} if isinstance(message.get("content"), str) else {}), **empty})
     # Models think before they speak: other text fields (reasoning, refusal) go before the content.
     for key in sorted((k for k in message if k not in ("role", "tool_calls")), key=lambda k: k == "content"):
         value = message[key]
-        if isinstance(value, str):
+        if isinstance(value, str) and key not in REPLACED:
             yield from (part({key: piece}) for piece in PIECE.findall(value) or ([value] if value else []))
-        elif value is not None:
+        elif key not in empty:
             yield part({key: value})
     if message.get("tool_calls"):
         calls = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
