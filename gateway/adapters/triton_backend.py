@@ -96,7 +96,7 @@ class TritonBackend:
             place.leave()
         return response
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:  # noqa: ARG002 - the port's; nothing to forward
+    async def models(self, request: Request) -> list[dict[str, Any]]:
         names = [self._model, self._embedding_model]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
 

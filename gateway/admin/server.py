@@ -101,24 +101,24 @@ class AdminPort:
             return True
         return request.host in self._hosts or request.host.rpartition(":")[0] in self._hosts
 
-    async def _home(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
+    async def _home(self, request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound("/dashboard")
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _dashboard(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+    async def _dashboard(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
 
-    async def _get_stats(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+    async def _get_stats(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()
         return _json(self._stats.report())
 
-    async def _get_backends(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+    async def _get_backends(self, request: web.Request) -> web.StreamResponse:
         return _json(self._stats.report()["backends"])
 
-    async def _get_policy(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+    async def _get_policy(self, request: web.Request) -> web.StreamResponse:
         return _json(self._stats.report()["policy"])
 
 

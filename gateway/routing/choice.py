@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.messages import Choice
 from gateway.policy.model import Tiers
@@ -48,12 +48,15 @@ def choose(
     to_light = Decision((tiers.light, tiers.large), "light", Choice.SIMPLE)
     to_large = Decision((tiers.large, tiers.light), "large", Choice.COMPLEX)
     if complexity <= threshold:
-        if fits(light, remaining) or not (large and light and large.total_s < light.total_s):
-            return to_light
-        return Decision(to_large.backends, "large", Choice.BUDGET)
-    if fits(large, remaining) or not (light is None or large is None or light.total_s < large.total_s):
-        return to_large
-    return Decision(to_light.backends, "light", Choice.BUDGET)
+        return to_light if _holds(light, large, remaining) else replace(to_large, reason=Choice.BUDGET)
+    return to_large if _holds(large, light, remaining) else replace(to_light, reason=Choice.BUDGET)
+
+
+def _holds(wanted: Prediction | None, other: Prediction | None, remaining: Remaining) -> bool:
+    """Whether the budget lets the wanted backend be asked rather than the other one."""
+    if wanted is None or fits(wanted, remaining):
+        return True
+    return other is not None and not fits(other, remaining) and wanted.total_s <= other.total_s
 
 
 def fits(prediction: Prediction | None, remaining: Remaining) -> bool:

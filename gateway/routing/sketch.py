@@ -38,11 +38,13 @@ class DecayingQuantiles:
 
     def add(self, value: float, now: float) -> None:
         bucket = math.ceil(math.log(max(value, SMALLEST_S)) / _LOG_RATIO)
-        self._buckets[bucket] = self._buckets.get(bucket, 0.0) + self._scale(now)
+        scale = self._scale(now)  # first: it may replace the buckets
+        self._buckets[bucket] = self._buckets.get(bucket, 0.0) + scale
 
     def weight(self, now: float) -> float:
         """How many observations there are, older ones counted by what is left of their weight."""
-        return sum(self._buckets.values()) / self._scale(now)
+        scale = self._scale(now)
+        return sum(self._buckets.values()) / scale
 
     def quantile(self, q: float) -> float | None:
         """The value below which the share `q` in [0, 1] of the weight lies; None without observations."""

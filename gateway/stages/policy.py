@@ -37,7 +37,7 @@ class ApplyPolicy:
         self._table = table
         self._dialects = dialects
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:  # noqa: ARG002 - the route's chain follows
+    async def __call__(self, request: Request, forward: Handler) -> Response:
         table = self._table()
         body, call = await self._read(request)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
