@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 # RFC 9110 section 7.6.1, and what names the connection rather than the message.
 HOP_BY_HOP = frozenset(
@@ -32,16 +32,15 @@ NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
 
 def request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """The end-to-end headers of a request, in order, repeated ones kept."""
-    return _without(headers.items(), NOT_SENT, headers.get("connection"))
+    return _without(headers, NOT_SENT)
 
 
 def response_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(_without(headers.items(), NOT_RETURNED, headers.get("connection"), prefix="x-nearhit-"))
+    return tuple(_without(headers, NOT_RETURNED, prefix="x-nearhit-"))
 
 
-def _without(
-    items: Iterable[tuple[str, str]], dropped: frozenset[str], connection: str | None, prefix: str = "\0"
-) -> list[tuple[str, str]]:
-    if connection is not None:  # it may name more that ends here (RFC 9110 section 7.6.1)
-        dropped = dropped | {token.strip().lower() for token in connection.split(",")}
-    return [(k, v) for k, v in items if (low := k.lower()) not in dropped and not low.startswith(prefix)]
+def _without(headers: Mapping[str, str], dropped: frozenset[str], prefix: str = "\0") -> list[tuple[str, str]]:
+    if "connection" in headers:  # it may name more that ends here (RFC 9110 section 7.6.1), in several lines
+        lines = [value for name, value in headers.items() if name.lower() == "connection"]
+        dropped = dropped | {token.strip().lower() for token in ",".join(lines).split(",")}
+    return [(k, v) for k, v in headers.items() if (low := k.lower()) not in dropped and not low.startswith(prefix)]
