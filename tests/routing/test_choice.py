@@ -1,0 +1,112 @@
+"""Which backend is asked: every combination of complexity and budget, and the promise that holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import BadRequest
+from gateway.messages import Choice
+from gateway.policy.model import Tiers
+from gateway.routing.budget import budget_of
+from gateway.routing.choice import Decision, Remaining, choose, fits, only
+from gateway.routing.latency import Prediction
+
+TIERS = Tiers("small", "big")
+FAST, SLOW, SLOWER = (Prediction(t / 10, t / 100, t) for t in (0.1, 5.0, 9.0))
+BUDGET = Remaining(total_s=1.0)
+LIGHT, LARGE = ("small", "big"), ("big", "small")
+
+# complexity, light's prediction, large's, the budget -> the order of asking, the tier, the reason
+TABLE = [
+    (0.2, None, None, Remaining(), LIGHT, "light", Choice.SIMPLE),
+    (0.8, None, None, Remaining(), LARGE, "large", Choice.COMPLEX),
+    (0.5, None, None, Remaining(), LIGHT, "light", Choice.SIMPLE),  # at the threshold is not above it
+    (0.8, FAST, SLOW, Remaining(), LARGE, "large", Choice.COMPLEX),  # no budget: latency does not matter
+    (0.8, FAST, FAST, BUDGET, LARGE, "large", Choice.COMPLEX),
+    (0.8, FAST, SLOW, BUDGET, LIGHT, "light", Choice.BUDGET),
+    (0.8, None, SLOW, BUDGET, LIGHT, "light", Choice.BUDGET),  # what is unknown may fit, what is known does not
+    (0.8, FAST, None, BUDGET, LARGE, "large", Choice.COMPLEX),  # an unknown backend is tried
+    (0.8, SLOW, SLOWER, BUDGET, LIGHT, "light", Choice.BUDGET),  # neither fits: the sooner one
+    (0.8, SLOWER, SLOW, BUDGET, LARGE, "large", Choice.COMPLEX),
+    (0.2, FAST, SLOW, BUDGET, LIGHT, "light", Choice.SIMPLE),
+    (0.2, SLOW, FAST, BUDGET, LARGE, "large", Choice.BUDGET),
+    (0.2, SLOW, None, BUDGET, LARGE, "large", Choice.BUDGET),
+    (0.2, SLOW, SLOWER, BUDGET, LIGHT, "light", Choice.SIMPLE),
+    (0.2, SLOWER, SLOW, BUDGET, LARGE, "large", Choice.BUDGET),
+    (0.2, None, SLOW, BUDGET, LIGHT, "light", Choice.SIMPLE),
+    (0.8, FAST, SLOW, Remaining(ttft_s=0.1), LIGHT, "light", Choice.BUDGET),
+    (0.8, FAST, SLOW, Remaining(tpot_s=0.01), LIGHT, "light", Choice.BUDGET),
+    (0.8, FAST, SLOW, Remaining(ttft_s=0.6, tpot_s=0.06), LARGE, "large", Choice.COMPLEX),
+    (0.8, FAST, SLOW, Remaining(total_s=-1.0), LIGHT, "light", Choice.BUDGET),  # too late for both
+]
+
+
+@pytest.mark.parametrize(("complexity", "light", "large", "remaining", "order", "tier", "reason"), TABLE)
+def test_the_table_of_choices(
+    complexity: float,
+    light: Prediction | None,
+    large: Prediction | None,
+    remaining: Remaining,
+    order: tuple[str, str],
+    tier: str,
+    reason: Choice,
+) -> None:
+    assert choose(TIERS, 0.5, complexity, remaining, light, large) == Decision(order, tier, reason)
+
+
+SECONDS = st.floats(0.001, 100.0)
+PREDICTION = st.builds(Prediction, SECONDS, SECONDS, SECONDS)
+LEFT = st.none() | st.floats(-1.0, 100.0)
+REMAINING = st.builds(Remaining, LEFT, LEFT, LEFT)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), REMAINING, st.none() | PREDICTION, st.none() | PREDICTION)
+def test_a_budget_is_never_promised_that_the_numbers_rule_out(
+    threshold: float,
+    complexity: float,
+    remaining: Remaining,
+    light: Prediction | None,
+    large: Prediction | None,
+) -> None:
+    """Where one of the two fits and the other one does not, the one that fits is asked, whatever the complexity."""
+    decision = choose(TIERS, threshold, complexity, remaining, light, large)
+    light_fits, large_fits = fits(light, remaining), fits(large, remaining)
+    if light_fits != large_fits:
+        assert decision.tier == ("light" if light_fits else "large")
+    elif light_fits:
+        assert decision.tier == ("large" if complexity > threshold else "light")
+        assert decision.reason is (Choice.COMPLEX if complexity > threshold else Choice.SIMPLE)
+    assert sorted(decision.backends) == ["big", "small"], "the other one is there to fall back on"
+
+
+def test_one_backend_is_no_choice() -> None:
+    assert only("main") == Decision(("main",), None, Choice.ONLY)
+
+
+@pytest.mark.parametrize(
+    ("headers", "policy_s", "expected"),
+    [
+        ({}, None, (None, None, None)),
+        ({}, 0.8, (0.8, None, None)),
+        ({"x-latency-budget-ms": "250"}, None, (0.25, None, None)),
+        ({"x-latency-budget-ms": "250"}, 0.8, (0.25, None, None)),
+        ({"x-latency-budget-ms": "900"}, 0.8, (0.8, None, None)),  # the policy's is an upper bound
+        ({"x-slo-ttft-ms": "0.5", "x-slo-tpot-ms": "20"}, None, (None, 0.0005, 0.02)),
+        ({"x-latency-budget-ms": "3600000"}, None, (3600.0, None, None)),
+        ({"x-latency-budget-ms": " 1e3 "}, None, (1.0, None, None)),
+    ],
+)
+def test_budgets_come_from_headers_and_policy(
+    headers: dict[str, str], policy_s: float | None, expected: tuple[float | None, ...]
+) -> None:
+    budget = budget_of(headers, policy_s)
+    assert (budget.total_s, budget.ttft_s, budget.tpot_s) == expected
+
+
+@pytest.mark.parametrize("name", ["x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
+@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "-inf", "soon", "1s", "3600001", "1e400", "0x10"])
+def test_a_budget_that_is_no_duration_is_refused(name: str, value: str) -> None:
+    with pytest.raises(BadRequest, match=name):
+        budget_of({name: value}, None)
