@@ -67,6 +67,14 @@ class BackendError(Refused):
         self.status = status
 
 
+class BackendFull(BackendError):
+    """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=503)
+        self.retry_after_s = 1
+
+
 class StreamBroken(Exception):
     """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
 

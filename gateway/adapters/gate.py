@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.errors import BackendError
+from gateway.errors import BackendFull
 
 QUEUE_FACTOR = 4  # waiters per place: at a steady service time nobody waits longer than four answers take
 
@@ -34,7 +34,7 @@ class Gate:
         self.inflight = 0
 
     async def enter(self) -> Place:
-        """Raises `BackendError` (503, another backend may be asked) when there is no place in time."""
+        """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
         if self._places.locked():
             await self._wait()
         else:
@@ -58,7 +58,5 @@ class Gate:
         finally:
             self._waiting -= 1
 
-    def _full(self) -> BackendError:
-        error = BackendError(f"backend '{self._backend}' is at its limit of concurrent requests", status=503)
-        error.retry_after_s = 1
-        return error
+    def _full(self) -> BackendFull:
+        return BackendFull(f"backend '{self._backend}' is at its limit of concurrent requests")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gateway.bodies import Guarded, close_body
-from gateway.errors import BackendError, OnlyIfCached
+from gateway.errors import BackendError, BackendFull, OnlyIfCached
 from gateway.messages import Bypass, Choice, Event, EventStream, Provenance, Request, Response, Vector, Verdict, Whole
 from gateway.policy.model import OneBackend, Route, Tiers
 from gateway.ports import Backend, Clock
@@ -130,6 +130,9 @@ class Dispatch:
         try:
             with request.trace.span("upstream"):
                 response = await lane.backend.send(request)
+        except BackendFull:
+            self._telemetry.backend_requests.add(name, "full")
+            raise
         except BackendError as error:
             lane.breaker.failed(self._clock.monotonic())
             self._telemetry.backend_requests.add(name, "timeout" if error.status == 504 else "error")

@@ -1,0 +1,282 @@
+"""Light or large, one after the other, or not at all: over real sockets, before two scripted endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway import app
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.messages import Embedding
+from gateway.stages.dispatch import COOLDOWN_S, FAILURES
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
+from tests.fixtures.upstream import Answer as Script
+from tests.fixtures.upstream import Upstream, stream
+
+EASY = "What time is it?"
+HARD = (
+    "Explain step by step why this function deadlocks, compare three designs that avoid it, and prove that yours does "
+    "not:\n```\ndef f(a, b):\n    with a, b: pass\n```\nThe answer must be a table and must not exceed 300 words."
+)
+
+
+@pytest.fixture(autouse=True)
+async def bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(60):
+        yield
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def backends(light: Upstream, large: Upstream, **light_options: Any) -> dict[str, Any]:
+    return {
+        "light": {"adapter": "openai", "url": light.url, "model": "small", **light_options},
+        "large": {"adapter": "openai", "url": large.url, "model": "big"},
+    }
+
+
+@pytest.fixture
+async def timed(light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Served]:
+    """Two tiers and a clock of the test's own; the light one has 250 ms for its first byte."""
+    config = config_of(tmp_path, backends(light, large, timeouts={"first_byte": "250ms"}))
+    async with gateway_of(config, TIERS, clock=clock) as served:
+        yield served
+
+
+def answering(status: int) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    return answer
+
+
+async def dropping(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def silent(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    return await asyncio.get_running_loop().create_future()
+
+
+async def headers_only(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    return await asyncio.get_running_loop().create_future()
+
+
+async def cut(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    return await stream(request, call, "one two three four", cut=True)
+
+
+def backend_of(answer: Answer) -> str:
+    return answer.headers["x-nearhit-backend"]
+
+
+def reasons(served: Served) -> dict[tuple[str, str], float]:
+    """(tier, reason) -> how often."""
+    return {labels[1:]: count for labels, count in served.gateway.parts.telemetry.routed.values.items()}
+
+
+def observe(served: Served, name: str, seconds: float, *, streamed: bool = False) -> None:
+    """As if the backend had answered so ten times."""
+    for _ in range(10):
+        served.gateway.parts.lanes[name].latency.observe(
+            stream=streamed,
+            max_tokens=None,
+            ttft_s=seconds,
+            total_s=seconds,
+            output_tokens=1 if streamed else 0,
+            now=served.gateway.parts.clock.monotonic(),
+        )
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_is_easy_goes_to_light_and_what_is_hard_to_large(
+    tiered: Served, light: Upstream, large: Upstream, streamed: bool
+) -> None:
+    easy, hard = await tiered.chat(EASY, stream=streamed), await tiered.chat(HARD, stream=streamed)
+    assert (backend_of(easy), backend_of(hard)) == ("light", "large")
+    assert 0 < float(easy.headers["x-nearhit-complexity"]) <= 0.5 < float(hard.headers["x-nearhit-complexity"]) < 1
+    assert ([call.json["model"] for call in light.calls], [call.json["model"] for call in large.calls]) == (
+        ["small"],
+        ["big"],
+    )
+    assert reasons(tiered) == {("light", "below-threshold"): 1, ("large", "above-threshold"): 1}
+
+
+async def test_the_clients_model_name_decides_the_key_and_not_the_tier(tiered: Served, large: Upstream) -> None:
+    await tiered.chat(HARD, model="m")
+    assert (await tiered.chat(HARD, model="m")).cache_status.startswith("nearhit; hit")
+    assert backend_of(await tiered.chat(HARD, model="n")) == "large"
+    assert [call.json["model"] for call in large.calls] == ["big", "big"]
+
+
+async def test_a_budget_that_large_does_not_keep_sends_a_hard_request_to_light(tiered: Served) -> None:
+    observe(tiered, "large", 2.0)
+    assert backend_of(await tiered.chat(HARD)) == "large"
+    tight = await tiered.chat(HARD, headers={"x-latency-budget-ms": "900"}, seed=1)
+    assert backend_of(tight) == "light"
+    assert float(tight.headers["x-nearhit-complexity"]) > 0.5
+    assert reasons(tiered)["light", "budget"] == 1
+    assert backend_of(await tiered.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=2)) == "large"
+
+
+async def test_a_budget_for_the_first_token_counts_for_streams(tiered: Served) -> None:
+    observe(tiered, "large", 2.0, streamed=True)
+    headers = {"x-slo-ttft-ms": "500"}
+    assert backend_of(await tiered.chat(HARD, headers=headers, stream=True)) == "light"
+    assert backend_of(await tiered.chat(HARD, headers={"x-slo-ttft-ms": "5000"}, stream=True, seed=1)) == "large"
+
+
+async def test_an_easy_request_goes_to_large_when_only_that_is_fast_enough(tiered: Served) -> None:
+    observe(tiered, "light", 2.0)
+    observe(tiered, "large", 0.1)
+    assert backend_of(await tiered.chat(EASY, headers={"x-latency-budget-ms": "900"})) == "large"
+    assert reasons(tiered) == {("large", "budget"): 1}
+
+
+async def test_a_policys_budget_holds_without_a_header(light: Upstream, large: Upstream, tmp_path: Path) -> None:
+    policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, latency_budget: 900ms")
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
+        observe(served, "large", 2.0)
+        assert backend_of(await served.chat(HARD)) == "light"
+
+
+async def test_latencies_are_learnt_from_answers(timed: Served, large: Upstream, clock: FakeClock) -> None:
+    async def slowly(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(2.0)
+        return web.json_response({"choices": []})
+
+    large.answer = slowly
+    headers = {"x-latency-budget-ms": "900"}
+    assert backend_of(await timed.chat(HARD, headers=headers)) == "large", "nothing is known yet"
+    assert backend_of(await timed.chat(HARD, headers=headers, seed=1)) == "light"
+    clock.advance(600)
+    assert backend_of(await timed.chat(HARD, headers=headers, seed=2)) == "large", "it may have recovered"
+
+
+async def test_what_was_spent_before_the_choice_is_no_longer_in_the_budget(
+    light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> list[Embedding]:
+            clock.advance(0.6)
+            return super().encode(texts)
+
+    slow = Slow()
+    monkeypatch.setattr(app, "build_embedder", lambda _: (slow, BatchingEmbedder(slow)))
+    async with gateway_of(config_of(tmp_path, backends(light, large)), TIERS, clock=clock) as served:
+        observe(served, "large", 0.5)
+        assert backend_of(await served.chat(HARD, headers={"x-latency-budget-ms": "1200"})) == "large"
+        observe(served, "large", 0.5)
+        assert backend_of(await served.chat(HARD + "!", seed=1, headers={"x-latency-budget-ms": "1000"})) == "light"
+
+
+FAILURES_BEFORE_THE_FIRST_BYTE: dict[str, Script] = {
+    "down": dropping,
+    "500": answering(500),
+    "503": answering(503),
+    "429": answering(429),
+    "silent": silent,
+    "headers-only": headers_only,
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("fault", FAILURES_BEFORE_THE_FIRST_BYTE)
+async def test_a_failure_before_the_first_byte_is_made_good_by_the_other_tier(
+    timed: Served, light: Upstream, large: Upstream, fault: str, streamed: bool
+) -> None:
+    light.answer = FAILURES_BEFORE_THE_FIRST_BYTE[fault]
+    answer = await timed.chat(EASY, stream=streamed)
+    assert answer.status == 200
+    assert b"large answers: " in answer.body or b'"large"' in answer.body
+    assert backend_of(answer) == "large"
+    assert answer.cache_status == "nearhit; fwd=miss; stored"
+    assert large.calls[0].json["model"] == "big"
+    assert timed.gateway.parts.lanes["light"].backend.inflight == 0
+
+
+async def test_a_backend_that_nobody_listens_for_is_made_good_too(large: Upstream, tmp_path: Path) -> None:
+    gone = Upstream(url="http://127.0.0.1:9/v1")  # the discard port: nobody listens there
+    async with gateway_of(config_of(tmp_path, backends(gone, large)), TIERS) as served:
+        assert backend_of(await served.chat(EASY)) == "large"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_a_request_that_was_refused_is_not_sent_again(
+    tiered: Served, light: Upstream, large: Upstream, status: int
+) -> None:
+    light.answer = answering(status)
+    answer = await tiered.chat(EASY)
+    assert (answer.status, backend_of(answer)) == (status, "light")
+    assert (len(light.calls), len(large.calls)) == (1, 0)
+
+
+async def test_when_both_fail_the_last_ones_answer_is_the_clients(
+    tiered: Served, light: Upstream, large: Upstream
+) -> None:
+    light.answer, large.answer = dropping, answering(503)
+    answer = await tiered.chat(EASY)
+    assert (answer.status, backend_of(answer)) == (503, "large")
+    large.answer = dropping
+    answer = await tiered.chat(EASY)
+    assert answer.status == 502
+    assert answer.json["error"]["type"] == "upstream_error"
+
+
+async def test_after_the_first_byte_nothing_is_tried_again(tiered: Served, light: Upstream, large: Upstream) -> None:
+    light.answer = cut
+    answer = await tiered.chat(EASY, stream=True)
+    assert answer.status == 200
+    assert b"one" in answer.body
+    assert b"upstream_error" in answer.body
+    assert (len(light.calls), len(large.calls)) == (1, 0)
+
+
+async def test_a_backend_that_fails_again_and_again_is_left_alone_for_a_while(
+    timed: Served, light: Upstream, clock: FakeClock
+) -> None:
+    light.answer = answering(500)
+    for seed in range(FAILURES + 5):
+        assert backend_of(await timed.chat(EASY, seed=seed)) == "large"
+    assert len(light.calls) == FAILURES
+    clock.advance(COOLDOWN_S)
+    assert backend_of(await timed.chat(EASY, seed=100)) == "large"
+    assert len(light.calls) == FAILURES + 1, "one probe"
+    light.answer = None
+    clock.advance(COOLDOWN_S)
+    assert backend_of(await timed.chat(EASY, seed=101)) == "light"
+    assert backend_of(await timed.chat(EASY, seed=102)) == "light"
+
+
+async def test_embeddings_always_come_from_large(tiered: Served, light: Upstream, large: Upstream) -> None:
+    """Vectors of two models cannot be mixed: not even when large fails is light asked."""
+    answer = await tiered.post("/v1/embeddings", {"model": "e", "input": "hi"})
+    assert backend_of(answer) == "large"
+    large.answer = answering(503)
+    assert (await tiered.post("/v1/embeddings", {"model": "e", "input": "ho"})).status == 503
+    assert light.calls == []
+
+
+async def test_models_of_both_are_one_list(tiered: Served, light: Upstream, large: Upstream) -> None:
+    listed = await tiered.get("/v1/models")
+    assert sorted(model["id"] for model in listed.json["data"]) == ["large-model", "light-model"]
+    assert (await tiered.get("/v1/models/light-model")).json["id"] == "light-model"
+    assert (await tiered.get("/v1/models/other")).status == 404
+    light.answer = answering(500)
+    assert [model["id"] for model in (await tiered.get("/v1/models")).json["data"]] == ["large-model"]
+    large.answer = dropping
+    assert (await tiered.get("/v1/models")).status == 502
