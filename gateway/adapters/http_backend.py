@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ from gateway.errors import BackendError, BadRequest, StreamBroken
 from gateway.messages import ByteStream, Call, Event, EventStream, Request, Response, Whole
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
+TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
@@ -191,6 +194,7 @@ class _Exchange:
         try:
             if content.is_eof():  # it came whole, with its head: no waiting, no timer
                 return await content.readany()
+            self._acknowledge()
             async with asyncio.timeout(self._timeouts.first_byte):
                 return await content.readany()
         except TimeoutError:
@@ -248,6 +252,7 @@ class _Exchange:
         content = self._response.content
         if content.at_eof():
             return b""  # what has come whole needs no timer
+        self._acknowledge()
         until = min(self._loop.time() + self._timeouts.idle, self._deadline)
         try:
             async with asyncio.timeout_at(until):
@@ -257,6 +262,16 @@ class _Exchange:
             raise StreamBroken(f"backend '{self._name}' {what}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise StreamBroken(f"backend '{self._name}' broke off ({type(error).__name__})") from None
+
+    def _acknowledge(self) -> None:
+        """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when
+        the last is acknowledged, and the kernel delays that on a kept-alive connection (measured: 44 ms an answer)."""
+        connection = self._response.connection
+        transport = None if connection is None else connection.transport
+        opened = None if transport is None else transport.get_extra_info("socket")
+        if opened is not None and TCP_QUICKACK is not None:
+            with contextlib.suppress(OSError):
+                opened.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)
 
     def close(self) -> None:
         """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
