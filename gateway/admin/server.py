@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
@@ -80,7 +79,7 @@ class AdminPort:
     ) -> web.StreamResponse:
         if not self._is_ours(request):
             return web.json_response({"error": "the Host header is not this listener's"}, status=403)
-        if self._token is not None and not hmac.compare_digest(_presented(request).encode(), self._token.encode()):
+        if self._token is not None and not hmac.compare_digest(_presented(request), self._token.encode()):
             return web.json_response(
                 {"error": "a bearer token is required"},
                 status=401,
@@ -122,17 +121,17 @@ class AdminPort:
         return _json(self._stats.report()["policy"])
 
 
-def _presented(request: web.Request) -> str:
+def _presented(request: web.Request) -> bytes:
     """The token as a bearer, or as the password of the dialog that a browser opens for the dashboard."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip()
+        return value.strip().encode("utf-8", "surrogateescape")  # the bytes that came, text or not
     if scheme.lower() == "basic":
         try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return ""
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except ValueError:  # binascii.Error, or what is not even ASCII
+            return b""
+    return b""
 
 
 def _json(value: object) -> web.Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from aiohttp import web
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.dialects.openai_answers import embeddings
-from tests.fixtures.gateways import Served
+from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.proxy.conftest import openai_client
 
@@ -186,6 +188,23 @@ async def test_what_the_gateway_itself_refuses_is_a_bad_request(client: openai.A
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.chat.completions.create(**ASK, temperature=7)
     assert upstream.calls == []
+
+
+async def test_a_key_that_the_gateway_does_not_know_is_an_authentication_error(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    """With keys of its own the gateway judges them, and none of them goes upstream."""
+    auth = {"mode": "keys", "keys": {"acme": [hashlib.sha256(b"sk-acme").hexdigest()]}}
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, auth=auth)
+    async with gateway_of(config) as served, openai_client(served) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(**ASK)
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+        assert upstream.calls == []
+        known = client.with_options(api_key="sk-acme")
+        assert (await known.chat.completions.create(**ASK)).choices[0].message.content == ANSWER
+    assert "Authorization" not in upstream.calls[0].headers
 
 
 async def test_an_unreachable_upstream_is_a_server_error(client: openai.AsyncOpenAI, upstream: Upstream) -> None:
