@@ -1,0 +1,190 @@
+"""What every backend keeps to: HTTP and Triton, the real ones, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from multidict import CIMultiDict
+
+from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.triton_backend import TritonBackend
+from gateway.bodies import close_body
+from gateway.config import Tensors, Timeouts
+from gateway.dialects.openai import OpenAI
+from gateway.errors import BackendError
+from gateway.messages import EventStream, Request, Whole
+from gateway.ports import Backend
+from gateway.trace import Trace
+from tests.fixtures.triton import RunningTriton, free_ports
+from tests.fixtures.upstream import Upstream
+
+QUICK = Timeouts.model_validate({"connect": "1s", "first_byte": "10s", "idle": "10s", "total": "20s"})
+
+
+def http_backend(url: str) -> HttpBackend:
+    return HttpBackend(
+        "b",
+        url,
+        session=open_session(1.0, 4),
+        model=None,
+        api_key=None,
+        forward_credentials=True,
+        max_concurrency=4,
+        timeouts=QUICK,
+    )
+
+
+def triton_backend(port: int) -> TritonBackend:
+    return TritonBackend(
+        "b",
+        f"127.0.0.1:{port}",
+        tls=False,
+        model="light",
+        embedding_model="embedder",
+        tensors=Tensors(),
+        max_concurrency=4,
+        timeouts=QUICK,
+        clock=SystemClock(),
+    )
+
+
+@asynccontextmanager
+async def closed_at_end(backend: Backend) -> AsyncIterator[Backend]:
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(params=["http", "triton"])
+def make(request: pytest.FixtureRequest) -> Callable[[Upstream], Backend]:
+    """Synchronous: the session's Triton is started outside of the tests' loops, and only for those that need it."""
+    if request.param == "http":
+        return lambda upstream: http_backend(upstream.url)
+    triton: RunningTriton = request.getfixturevalue("triton")
+    return lambda _: triton_backend(triton.grpc_port)
+
+
+@pytest.fixture
+async def backend(make: Callable[[Upstream], Backend], upstream: Upstream) -> AsyncIterator[Backend]:
+    async with closed_at_end(make(upstream)) as made:
+        yield made
+
+
+@pytest.fixture(params=["http", "triton"])
+async def absent(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    """One behind which nobody listens."""
+    (port,) = free_ports(1)
+    made = http_backend(f"http://127.0.0.1:{port}/v1") if request.param == "http" else triton_backend(port)
+    async with closed_at_end(made):
+        yield made
+
+
+class NoBody:
+    async def read(self) -> bytes:
+        return b""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return None
+
+
+def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:
+    clock = SystemClock()
+    request = Request(
+        id="r1",
+        method="POST",
+        path=path,
+        query="",
+        headers=CIMultiDict(),
+        source=NoBody(),
+        received=clock.monotonic(),
+        trace=Trace(clock),
+    )
+    fields = (
+        {"model": "m", **body}
+        if body
+        else {"model": "m", "messages": [{"role": "user", "content": "What is a scope?"}]}
+    )
+    return replace(request, call=OpenAI().parse(path, orjson.dumps(fields)))
+
+
+def streamed() -> Request:
+    return request_of(messages=[{"role": "user", "content": "What is a scope?"}], stream=True)
+
+
+async def test_a_whole_answer_is_a_whole_body_in_the_dialects_form(backend: Backend) -> None:
+    response = await backend.send(request_of())
+    assert response.status == 200
+    assert isinstance(response.body, Whole)
+    body = orjson.loads(response.body.data)
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"]["content"]
+    assert backend.inflight == 0
+
+
+async def test_a_stream_is_events_that_add_up_to_a_complete_answer(backend: Backend) -> None:
+    request = streamed()
+    response = await backend.send(request)
+    assert isinstance(response.body, EventStream)
+    payload = [event.data async for event in response.body.events]
+    assert payload[-1] == b"[DONE]"
+    assert request.call is not None
+    whole = orjson.loads(request.call.dialect.whole(request.call, payload))
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert backend.inflight == 0
+
+
+async def test_a_stream_holds_its_place_until_it_is_closed(backend: Backend) -> None:
+    response = await backend.send(streamed())
+    assert backend.inflight == 1
+    await close_body(response.body)
+    await close_body(response.body)  # twice does no harm
+    assert backend.inflight == 0
+
+
+async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) -> None:
+    response = await backend.send(streamed())
+    assert isinstance(response.body, EventStream)
+    await anext(response.body.events)
+    await close_body(response.body)
+    assert backend.inflight == 0
+
+
+async def test_texts_are_embedded_in_their_order(backend: Backend) -> None:
+    response = await backend.send(request_of("/v1/embeddings", input=["one", "two three four", "one"]))
+    assert isinstance(response.body, Whole)
+    vectors = [item["embedding"] for item in orjson.loads(response.body.data)["data"]]
+    assert len(vectors) == 3
+    assert vectors[0] == pytest.approx(vectors[2])
+    assert vectors[0] != pytest.approx(vectors[1])
+
+
+async def test_it_lists_models_as_openai_objects(backend: Backend) -> None:
+    models = await backend.models(request_of())
+    assert models
+    assert all(isinstance(model["id"], str) for model in models)
+
+
+async def test_it_is_ready_when_somebody_answers(backend: Backend) -> None:
+    assert await backend.ready()
+
+
+async def test_nobody_there_is_an_error_after_which_another_backend_may_be_asked(absent: Backend) -> None:
+    async with asyncio.timeout(15):
+        with pytest.raises(BackendError) as error:
+            await absent.send(request_of())
+    assert error.value.retryable
+    assert error.value.status in (502, 504)
+    assert absent.inflight == 0
+
+
+async def test_nobody_there_is_not_ready_and_asking_never_raises(absent: Backend) -> None:
+    async with asyncio.timeout(15):
+        assert not await absent.ready()
