@@ -18,20 +18,31 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
-from gateway.errors import EmbedderUnavailable, NotFound, StoreUnavailable
+from gateway.errors import NotFound
 from gateway.faults import Fault
 from gateway.flight import Flight
 from gateway.front import Front
+from gateway.gauges import Gauges
 from gateway.messages import Bypass, Request, Response, Vector
 from gateway.observer import Observer
-from gateway.parts import DataDirLock, StartFailed, Stores, build_backends, build_embedder, open_stores, secret
+from gateway.parts import (
+    DataDirLock,
+    StartFailed,
+    Stores,
+    build_backends,
+    build_embedder,
+    hardness_of,
+    open_stores,
+    secret,
+)
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy, Route
-from gateway.ports import Clock, Dialect, Embedder, StoredVector, VectorIndex, Verifier
+from gateway.ports import Clock, Dialect, Embedder, VectorIndex, Verifier
+from gateway.recovery import Recovery
 from gateway.routing.breaker import State
-from gateway.routing.complexity import EASY, HARD, hardness_axis
 from gateway.server import DataPort
 from gateway.stages.admit import Admit, Price
 from gateway.stages.authenticate import Keys, Passthrough
@@ -39,6 +50,7 @@ from gateway.stages.coalesce import Coalesce
 from gateway.stages.dispatch import Dispatch, Lane
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
+from gateway.stages.feedback import Feedback, Memory
 from gateway.stages.models import Models
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, Chains, RouteTable
@@ -48,7 +60,6 @@ from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
-REBUILD_RETRY_S = 2.0
 SAMPLE_EVERY_S = 5.0
 
 
@@ -67,6 +78,7 @@ class Parts:
     clock: Clock
     telemetry: Telemetry
     max_entry: int
+    memory: Memory
 
 
 def route_chains(route: Route, parts: Parts) -> Chains:
@@ -90,7 +102,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
             admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
-            SemanticLookup(parts.index, parts.store, parts.verifier, clock, telemetry, route.semantic),
+            SemanticLookup(parts.index, parts.store, parts.verifier, clock, telemetry, route.semantic, parts.memory),
         ]
     backends = {name: parts.lanes[name].backend for name in route.target.backends}
     return Chains(
@@ -114,11 +126,12 @@ class Gateway:
         self.config = config
         self.parts = parts
         self.stores = stores
-        self.index_ready = False
+        self.recovery = Recovery(parts.store, stores.redis, parts.index, parts.memory.counterexamples, parts.clock)
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
+        self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.clock)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(
@@ -127,7 +140,7 @@ class Gateway:
             token,
             parts.telemetry,
             self.stats,
-            before_scrape=self.sample,
+            before_scrape=self.gauges.sample,
         )
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
@@ -179,6 +192,7 @@ class Gateway:
                     fallback=dialects[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
+                Feedback(self.parts.memory, self.stores.redis, telemetry),  # about an answer, so no route of its own
                 ApplyPolicy(self._current, dialects),
             ],
             _nowhere,
@@ -193,25 +207,7 @@ class Gateway:
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
         store = State(self.stores.redis.breaker).name.lower()
-        return True, {"store_breaker": store, "index_ready": self.index_ready, "policy": self.policy.hash}
-
-    async def sample(self) -> None:
-        """Reads the gauges that nobody updates as things happen."""
-        telemetry, parts = self.parts.telemetry, self.parts
-        now = parts.clock.monotonic()
-        for name, lane in parts.lanes.items():
-            telemetry.backend_inflight.set(name, value=lane.backend.inflight)
-            telemetry.breaker_state.set(name, value=lane.breaker.state(now))
-        telemetry.cache_entries.set("front", value=len(parts.store))
-        telemetry.cache_bytes.set("front", value=parts.store.bytes)
-        telemetry.cache_entries.set("index", value=parts.index.size)
-        telemetry.cache_bytes.set("index", value=parts.index.bytes)
-        try:
-            stored = await parts.store.stats()
-        except StoreUnavailable:
-            return  # the last figures stand
-        telemetry.cache_entries.set("store", value=stored.entries)
-        telemetry.cache_bytes.set("store", value=stored.bytes)
+        return True, {"store_breaker": store, "index_ready": self.recovery.ready, "policy": self.policy.hash}
 
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
@@ -229,7 +225,7 @@ class Gateway:
                 for name, lane in self.parts.lanes.items()
             },
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
-            "index_ready": self.index_ready,
+            "index_ready": self.recovery.ready,
             "embedder": self.parts.embedder.fingerprint,
             "cache": {
                 "entries": {kind: value for (kind,), value in self.parts.telemetry.cache_entries.values.items()},
@@ -237,26 +233,9 @@ class Gateway:
             },
         }
 
-    async def rebuild_index(self) -> None:
-        """Fills the index from the store, which is the source of truth; until then its entries are semantic misses."""
-        while not self.index_ready:
-            try:
-                async for stored in self.parts.store.vectors():
-                    if stored.expires > self.parts.clock.wall():
-                        await self._index(stored)
-                self.index_ready = True
-            except StoreUnavailable:
-                await asyncio.sleep(REBUILD_RETRY_S)
-
-    async def _index(self, stored: StoredVector) -> None:
-        try:
-            await self.parts.index.add(stored.fingerprint, stored.scope, stored.vector)
-        except ValueError as error:  # damaged: one bad vector must not keep the index from all others
-            LOG.warning("a vector was skipped", extra={"fields": {"error": str(error)}})
-
     async def keep_history(self) -> None:
         while True:
-            await self.sample()
+            await self.gauges.sample()
             self.stats.record()
             await asyncio.sleep(SAMPLE_EVERY_S)
 
@@ -300,10 +279,11 @@ async def running(
             clock=clock,
             telemetry=Telemetry(),
             max_entry=config.store.max_entry,
+            memory=Memory(ServedHits(), Counterexamples()),
         )
         gateway = Gateway(config, parts, stores, policy, environ, access_log)
         gateway.policy_reloaded(policy, ())
-        for background in (gateway.rebuild_index(), gateway.keep_history()):
+        for background in (gateway.recovery.run(), gateway.keep_history()):
             task = asyncio.create_task(background)
             stack.push_async_callback(cancelled, task)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
@@ -313,19 +293,6 @@ async def running(
         )
         stack.push_async_callback(gateway.data_port.stop)
         yield gateway
-
-
-async def hardness_of(config: Config, embedder: Embedder) -> Vector | None:
-    """The axis of difficulty among embeddings. Hashed words know none; an embedder that does not answer is no reason
-    not to serve: the text alone is judged then."""
-    if config.embedder.adapter == "hash":
-        return None
-    try:
-        vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
-    except EmbedderUnavailable as error:
-        LOG.warning("complexity is judged without embeddings", extra={"fields": {"error": str(error)}})
-        return None
-    return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
 
 
 async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:

@@ -11,13 +11,12 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.adapters.system_clock import SystemClock
-from gateway.app import hardness_of
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Bypass, Call, Embedding, Request, Vector
-from gateway.parts import build_backends, build_embedder
+from gateway.parts import build_backends, build_embedder, hardness_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route, Tiers
 from gateway.routing.choice import Decision

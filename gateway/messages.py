@@ -44,6 +44,7 @@ class Bypass(StrEnum):
     TOO_LONG = "too-long"  # the question exceeds what the embedding model reads
     EMBEDDER = "embedder-unavailable"
     STORE = "store-unavailable"
+    FEEDBACK = "feedback"  # the request is about an answer
 
 
 class Refusal(StrEnum):
@@ -55,6 +56,7 @@ class Refusal(StrEnum):
     ENTITIES = "entities"
     DIRECTION = "direction"
     ANTONYM = "antonym"
+    COUNTEREXAMPLE = "counterexample"  # a client said that this answer is wrong for this question
     EXPIRED = "expired"
     FOREIGN = "foreign"  # the record belongs to another scope than the index said
 

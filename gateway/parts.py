@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,18 @@ from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.config import Config, Embedder, OpenAIBackendConfig
+from gateway.errors import EmbedderUnavailable
+from gateway.messages import Vector
 from gateway.modelkit.files import default_model_dir
 from gateway.ports import Backend, Clock, TextEncoder
+from gateway.ports import Embedder as EmbedderPort
+from gateway.routing.complexity import EASY, HARD, hardness_axis
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
 SHARED_FRONT_MAX_AGE_S = 5.0
+
+
+LOG = logging.getLogger("nearhit")
 
 
 class StartFailed(Exception):
@@ -92,6 +100,19 @@ def build_encoder(config: Embedder) -> TextEncoder:
 def build_embedder(config: Embedder) -> tuple[TextEncoder, BatchingEmbedder]:
     encoder = build_encoder(config)
     return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
+
+
+async def hardness_of(config: Config, embedder: EmbedderPort) -> Vector | None:
+    """The axis of difficulty among embeddings. Hashed words know none; an embedder that does not answer is no reason
+    not to serve: the text alone is judged then."""
+    if config.embedder.adapter == "hash":
+        return None
+    try:
+        vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
+    except EmbedderUnavailable as error:
+        LOG.warning("complexity is judged without embeddings", extra={"fields": {"error": str(error)}})
+        return None
+    return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
 
 
 def build_backends(config: Config, environ: Mapping[str, str], clock: Clock) -> dict[str, Backend]:

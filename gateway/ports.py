@@ -86,6 +86,15 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
+class CounterexampleStore(Protocol):
+    """What clients said was wrong, for all gateways on a store. Raises `StoreUnavailable`."""
+
+    async def add_counterexample(self, key: str) -> None: ...
+
+    async def counterexamples(self) -> list[str]:
+        """The keys, oldest first; bounded, the oldest are forgotten."""
+
+
 class NearStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 

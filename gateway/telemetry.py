@@ -124,6 +124,7 @@ class Telemetry(Collector):
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
         )
+        self.feedback = Counter("nearhit_feedback_total", "What clients said of semantic hits", ("route", "verdict"))
         self.backend_requests = Counter(
             "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
         )

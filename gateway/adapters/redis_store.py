@@ -16,6 +16,7 @@ import numpy as np
 from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
@@ -25,6 +26,7 @@ from gateway.routing.breaker import Breaker, State
 LOG = logging.getLogger("nearhit.store")
 PREFIX = "nearhit:1:"
 ENTRIES = PREFIX + "entries"
+COUNTEREXAMPLES = PREFIX + "counterexamples"
 SCAN_BATCH = 500
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5
@@ -110,6 +112,19 @@ class RedisStore:
         rows = await self._guard(read) if names else []
         found = (_vector(name, row, self._embedder) for name, row in zip(names, rows, strict=True))
         return [stored for stored in found if stored is not None]
+
+    async def add_counterexample(self, key: str) -> None:
+        async def write() -> None:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
+                pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
+                await pipe.execute()
+
+        await self._guard(write)
+
+    async def counterexamples(self) -> list[str]:
+        keys = await self._guard(lambda: self._client.zrange(COUNTEREXAMPLES, 0, -1))
+        return [key.decode() for key in keys]
 
     async def stats(self) -> StoreStats:
         async def read() -> StoreStats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from gateway.cache.feedback import Served, relation_of
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import StoreUnavailable
@@ -11,6 +12,7 @@ from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request
 from gateway.pipeline import Handler
 from gateway.policy.model import Semantic
 from gateway.ports import Candidate, Clock, ResponseStore, VectorIndex, Verifier
+from gateway.stages.feedback import Memory
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.semantic")
@@ -27,6 +29,7 @@ class SemanticLookup:
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
+        memory: Memory,
     ) -> None:
         self._index = index
         self._store = store
@@ -34,6 +37,7 @@ class SemanticLookup:
         self._clock = clock
         self._telemetry = telemetry
         self._rule = rule
+        self._memory = memory
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         call, embedding = request.call, request.embedding
@@ -65,10 +69,17 @@ class SemanticLookup:
                 [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in candidates],
                 self._rule.acceptance,
             )
+        reason = judgements[0].reason
         for (entry, neighbour, freshness), judgement in zip(candidates, judgements, strict=True):
-            if judgement.accepted:
-                return entry, freshness, neighbour.similarity
-        self._refused(request, judgements[0].reason)
+            if not judgement.accepted:
+                continue
+            relation = relation_of(request.scope, call.question or "", entry.fingerprint)
+            if relation in self._memory.counterexamples:
+                reason = Refusal.COUNTEREXAMPLE
+                continue
+            self._memory.served.add(request.tenant, request.id, Served(request.route, relation))
+            return entry, freshness, neighbour.similarity
+        self._refused(request, reason)
         return None
 
     async def _read(self, request: Request, neighbour: Neighbour) -> tuple[Entry, Neighbour, Freshness] | None:

@@ -174,8 +174,8 @@ async def test_the_index_is_rebuilt_from_the_store(model: None, upstream: Upstre
     async with gateway_of(config, POLICY) as served:
         await served.chat(ASKED)
     async with gateway_of(config, POLICY) as served:
-        await served.gateway.rebuild_index()  # to its end
-        assert served.gateway.index_ready
+        await served.gateway.recovery.run()  # to its end
+        assert served.gateway.recovery.ready
         assert is_semantic(await served.chat(SAME))
     assert len(upstream.calls) == 1
 

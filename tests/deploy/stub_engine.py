@@ -13,7 +13,7 @@ TOGETHER = 3
 
 
 class TritonPythonModel:
-    def initialize(self, args):  # noqa: ARG002 - the signature is the server's
+    def initialize(self, args):
         self._waiting, self._complete = 0, asyncio.Event()
 
     async def execute(self, requests):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gateway import app
+from gateway import recovery
 from gateway.adapters.redis_store import FAILURES
 from gateway.routing.breaker import State
 from tests.fixtures.clock import FakeClock
@@ -40,8 +40,10 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def config_for(upstream: Upstream, path: Path, url: str = "embedded", **sections: Any) -> Any:
-    store = {"url": url, "timeout": f"{int(TIMEOUT_S * 1000)}ms", "front_size": NO_FRONT}
+def config_for(
+    upstream: Upstream, path: Path, url: str = "embedded", *, timeout_s: float = TIMEOUT_S, **sections: Any
+) -> Any:
+    store = {"url": url, "timeout": f"{int(timeout_s * 1000)}ms", "front_size": NO_FRONT}
     return config_of(path, {"main": {"adapter": "openai", "url": upstream.url}}, store=store, **sections)
 
 
@@ -146,7 +148,7 @@ async def test_a_store_that_is_absent_at_the_start_is_used_once_it_is_there(
     upstream: Upstream, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index is filled then, too: what other gateways have stored is found by its meaning."""
-    monkeypatch.setattr(app, "REBUILD_RETRY_S", 0.01)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.01)
     (port,) = free_ports(1)
     url = f"redis://:s3cret@127.0.0.1:{port}/0"
     config = config_for(upstream, tmp_path / "one", url)
@@ -158,7 +160,7 @@ async def test_a_store_that_is_absent_at_the_start_is_used_once_it_is_there(
             async with gateway_of(config_for(upstream, tmp_path / "two", url), clock=clock) as other:
                 await other.chat("what is the answer to everything else")
             clock.advance(1.1)  # the breaker's cooldown
-            await until(lambda: served.gateway.index_ready)
+            await until(lambda: served.gateway.recovery.ready)
             assert served.gateway.parts.index.size == 1
             assert is_hit(await served.chat("what is the answer to everything else"))
             semantic = await served.chat("What is the answer to everything else?")
@@ -211,11 +213,11 @@ async def test_a_burst_of_refused_writes_does_not_take_the_reads_away(
 async def test_stored_vectors_that_the_index_refuses_do_not_keep_it_from_the_others(
     upstream: Upstream, tmp_path: Path, clock: FakeClock
 ) -> None:
-    config = config_for(upstream, tmp_path)
+    config = config_for(upstream, tmp_path, timeout_s=10.0)  # nothing hangs here, a busy machine may be slow
     async with gateway_of(config, clock=clock) as served:
         await served.chat("hi")
         await served.gateway.parts.store.put(entry_of("odd"), vector_of(1, dimension=7))
     async with gateway_of(config, clock=clock) as served:
-        await served.gateway.rebuild_index()
-        assert served.gateway.index_ready
+        await served.gateway.recovery.run()
+        assert served.gateway.recovery.ready
         assert served.gateway.parts.index.size == 1

@@ -1,0 +1,69 @@
+"""What clients said of semantic hits, and what must not be served again because of it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_SERVED = 20_000  # hits that feedback can still refer to: some 8 MB
+MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """That the answer of `fingerprint` was served for a question of this scope."""
+
+    scope: str  # hex
+    asked: str  # hex SHA-256 of the question: the text itself is not needed again
+    fingerprint: str  # hex, of the entry that was served
+
+    def key(self) -> str:
+        return f"{self.scope}:{self.asked}:{self.fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    route: str
+    relation: Relation
+
+
+def relation_of(scope: str, question: str, fingerprint: str) -> Relation:
+    return Relation(scope, hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(), fingerprint)
+
+
+class ServedHits:
+    """The last semantic hits by tenant and request id. A tenant can refer to its own alone."""
+
+    def __init__(self, limit: int = MAX_SERVED) -> None:
+        self._limit = limit
+        self._hits: OrderedDict[tuple[str, str], Served] = OrderedDict()
+
+    def add(self, tenant: str, request_id: str, served: Served) -> None:
+        self._hits[tenant, request_id] = served
+        if len(self._hits) > self._limit:
+            self._hits.popitem(last=False)
+
+    def get(self, tenant: str, request_id: str) -> Served | None:
+        return self._hits.get((tenant, request_id))
+
+
+class Counterexamples:
+    """Relations that were wrong. Whatever the similarity says, they are not served again."""
+
+    def __init__(self, limit: int = MAX_COUNTEREXAMPLES) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, relation: Relation) -> bool:
+        return relation.key() in self._keys
+
+    def add(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._keys[key] = None
+        while len(self._keys) > self._limit:
+            self._keys.popitem(last=False)

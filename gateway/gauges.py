@@ -1,0 +1,38 @@
+"""The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.adapters.front_store import FrontStore
+from gateway.errors import StoreUnavailable
+from gateway.ports import Clock, VectorIndex
+from gateway.stages.dispatch import Lane
+from gateway.telemetry import Telemetry
+
+
+class Gauges:
+    def __init__(
+        self, telemetry: Telemetry, lanes: Mapping[str, Lane], store: FrontStore, index: VectorIndex, clock: Clock
+    ) -> None:
+        self._telemetry = telemetry
+        self._lanes = lanes
+        self._store = store
+        self._index = index
+        self._clock = clock
+
+    async def sample(self) -> None:
+        telemetry, now = self._telemetry, self._clock.monotonic()
+        for name, lane in self._lanes.items():
+            telemetry.backend_inflight.set(name, value=lane.backend.inflight)
+            telemetry.breaker_state.set(name, value=lane.breaker.state(now))
+        telemetry.cache_entries.set("front", value=len(self._store))
+        telemetry.cache_bytes.set("front", value=self._store.bytes)
+        telemetry.cache_entries.set("index", value=self._index.size)
+        telemetry.cache_bytes.set("index", value=self._index.bytes)
+        try:
+            stored = await self._store.stats()
+        except StoreUnavailable:
+            return  # the last figures stand
+        telemetry.cache_entries.set("store", value=stored.entries)
+        telemetry.cache_bytes.set("store", value=stored.bytes)

@@ -1,0 +1,78 @@
+"""POST /v1/feedback: a client says that a semantic hit was right or wrong.
+
+What was wrong is not served for that question again, by any gateway on this store, also after a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.cache.feedback import Counterexamples, ServedHits
+from gateway.dialects.json_body import parse_object
+from gateway.errors import BadRequest, NotFound, StoreUnavailable
+from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
+from gateway.pipeline import Handler
+from gateway.ports import CounterexampleStore
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit.feedback")
+PATH = "/v1/feedback"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What lookups and feedback share."""
+
+    served: ServedHits
+    counterexamples: Counterexamples
+
+
+class Feedback:
+    def __init__(self, memory: Memory, store: CounterexampleStore, telemetry: Telemetry) -> None:
+        self._memory = memory
+        self._store = store
+        self._telemetry = telemetry
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        if request.method != "POST" or request.path != PATH:
+            return await forward(request)
+        request_id, verdict = _read(parse_object(await request.source.read()))
+        served = self._memory.served.get(request.tenant, request_id)
+        if served is None:
+            raise NotFound(
+                f"no semantic hit of yours with the request id {request_id[:128]!r} is remembered: "
+                "expected the x-request-id of a recent answer with Cache-Status 'hit; detail=semantic'"
+            )
+        request.trace.route = served.route
+        self._telemetry.feedback.add(served.route, verdict)
+        kept = True
+        if verdict == "wrong":
+            key = served.relation.key()
+            self._memory.counterexamples.add([key])
+            kept = await self._keep(key)
+        body = {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
+        provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
+        return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
+
+    async def _keep(self, key: str) -> bool:
+        """False: this gateway heeds it until it restarts, the others do not know."""
+        try:
+            await self._store.add_counterexample(key)
+        except StoreUnavailable as error:
+            self._telemetry.store_errors.add()
+            LOG.warning("a counterexample was not stored", extra={"fields": {"error": str(error)}})
+            return False
+        return True
+
+
+def _read(body: dict[str, Any]) -> tuple[str, str]:
+    request_id, verdict = body.get("request_id"), body.get("verdict")
+    if not isinstance(request_id, str) or not request_id:
+        raise BadRequest("'request_id' is missing or of the wrong type: expected the x-request-id of an answer")
+    if verdict not in ("wrong", "right"):
+        raise BadRequest("'verdict' is missing or of the wrong type: expected 'wrong' or 'right'")
+    return request_id, verdict
