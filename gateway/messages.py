@@ -51,6 +51,7 @@ class Refusal(StrEnum):
     """Why a neighbour's answer was not accepted for this question."""
 
     SIMILARITY = "similarity"
+    PAYLOAD = "payload"  # the text to be translated, summarised, ... or a quoted one is another
     NUMBERS = "numbers"
     NEGATION = "negation"
     ENTITIES = "entities"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gateway.cache.payload import plain, quoted_in, transforms
 from gateway.messages import Refusal
 
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
@@ -62,6 +63,9 @@ class Lexical:
     negations: int
     names: frozenset[str]  # capitalised words and words with capitals, digits or dots inside, lower-cased
     directions: tuple[tuple[str, str], ...]
+    transforms: bool  # it asks for a text to be turned into another
+    quoted: frozenset[str]  # what stands in quotes or is code
+    plain: str  # the whole text, lower-cased, with single spaces
 
 
 def read(text: str) -> Lexical:
@@ -75,6 +79,9 @@ def read(text: str) -> Lexical:
         negations=len(_NEGATED.findall(text)),
         names=frozenset(names),
         directions=tuple((_head(a), _head(b)) for a, b in directions),
+        transforms=transforms(text),
+        quoted=quoted_in(text),
+        plain=plain(text),
     )
 
 
@@ -93,6 +100,8 @@ def _head(phrase: str) -> str:
 
 def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
     """The first way in which the two differ that changes the answer, or None."""
+    if _other_payload(asked, stored):
+        return Refusal.PAYLOAD
     if asked.numbers != stored.numbers:
         return Refusal.NUMBERS
     if asked.negations % 2 != stored.negations % 2:
@@ -104,6 +113,15 @@ def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
     if _other_names(asked, stored):
         return Refusal.ENTITIES
     return None
+
+
+def _other_payload(asked: Lexical, stored: Lexical) -> bool:
+    """A text to be transformed must be the same to the word; what one quotes, the other must contain."""
+    if (asked.transforms or stored.transforms) and asked.words != stored.words:
+        return True
+    return any(text not in stored.plain for text in asked.quoted) or any(
+        text not in asked.plain for text in stored.quoted
+    )
 
 
 def _opposed(asked: Lexical, stored: Lexical) -> bool:
