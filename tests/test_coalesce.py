@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -15,13 +15,9 @@ from gateway import flight as flights
 from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.upstream import Upstream, chunk, stream
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 TEXT = "one two three four five six"
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
-        yield
 
 
 class Steps:
@@ -242,8 +238,25 @@ async def test_answers_that_may_not_be_stored_do_not_line_up_their_crowd(served:
     assert len(upstream.calls) == 1
 
 
-async def read_all(response: aiohttp.ClientResponse) -> bytes:
-    return await response.content.read()
+async def test_who_comes_when_the_beginning_is_gone_gets_a_call_of_its_own(
+    served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an answer must not pass for a whole one."""
+    monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 300)
+    steps = Steps(upstream)
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with served.session.post(f"{served.url}/v1/chat/completions", json=asked) as early:
+        steps.go(5)
+        seen = b""
+        while b"five" not in seen:
+            seen += await early.content.readany()
+        (flight,) = served.gateway.parts.flights.values()
+        await until(lambda: not flight.open)
+        late = asyncio.create_task(served.chat("hi", stream=True))
+        await until(lambda: len(upstream.calls) == 2)
+        steps.finish()
+        assert words_of(await late) == TEXT
+        assert (seen + await early.content.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(
@@ -274,10 +287,10 @@ async def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(
     await until(lambda: waiting(served) == 3)
     upstream.gate.set()
     stalled, *lively = await asyncio.gather(*opening)
-    received = await asyncio.gather(*map(read_all, lively))
+    received = await asyncio.gather(*(each.content.read() for each in lively))
     assert [len(body) > count * len(piece) for body in received] == [True, True]
     assert all(body.endswith(b"data: [DONE]\n\n") for body in received)
-    late = await read_all(stalled)
+    late = await stalled.content.read()
     assert b"upstream_error" in late
     assert len(late) < len(received[0])
     assert len(upstream.calls) == 1

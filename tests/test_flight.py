@@ -13,6 +13,8 @@ from gateway.errors import BackendError, StreamBroken
 from gateway.flight import Flight
 from gateway.messages import ByteStream, Event, EventStream, Response, Whole
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 
 class Source:
     """A backend's stream: gives what `push` has put there, and knows whether it was closed."""
@@ -62,13 +64,6 @@ async def take(response: Response, count: int) -> list[bytes]:
 
 def letters(text: str) -> Iterable[bytes]:
     return [letter.encode() for letter in text]
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    """A flight that gets stuck fails its test quickly."""
-    async with asyncio.timeout(10):
-        yield
 
 
 async def until_idle() -> None:

@@ -7,12 +7,14 @@ import hashlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from gateway.messages import Entry
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of, stream
 
@@ -116,6 +118,38 @@ async def test_routes_do_not_share(upstream: Upstream, tmp_path: Path) -> None:
         assert not is_hit(await served.chat("what is it"))
         assert not is_hit(await served.chat("what is it", headers={"x-app": "other"}, seed=1))
         assert is_hit(await served.chat("what is it", headers={"x-app": "support"}))
+
+
+async def entry_for(served: Served, tenant: str) -> Entry:
+    """What is stored for the one question that this tenant has asked."""
+    digest = hashlib.sha256(b"tenant/" + tenant.encode()).hexdigest()
+    entries = [
+        await served.gateway.parts.store.get(each.fingerprint) async for each in served.gateway.parts.store.vectors()
+    ]
+    (entry,) = [entry for entry in entries if entry is not None and entry.tenant == digest]
+    return entry
+
+
+async def test_an_index_that_errs_gives_nothing_away(by_tenant: Served, upstream: Upstream) -> None:
+    """The owner of a record is checked again when it is fetched: the index alone is not believed."""
+    upstream.answer = tell_whose
+    parts = by_tenant.gateway.parts
+    await by_tenant.chat("what is it", headers=bearer("a"))
+    await by_tenant.chat("something else entirely", headers=bearer("b"))
+    theirs, mine = await entry_for(by_tenant, "a"), await entry_for(by_tenant, "b")
+    vector = (await parts.embedder.embed("what is it")).vector
+    await parts.index.add(theirs.fingerprint, mine.scope, vector)
+    answer = await by_tenant.chat("what is it", headers=bearer("b"))
+    assert answer.text == "canary of Bearer b: what is it"
+    assert parts.telemetry.refusals.values["default", "foreign"] == 1.0
+
+
+async def test_a_record_of_another_scope_under_this_requests_key_is_not_served(by_tenant: Served) -> None:
+    parts = by_tenant.gateway.parts
+    await by_tenant.chat("what is it", headers=bearer("a"))
+    entry = await entry_for(by_tenant, "a")
+    await parts.store.put(replace(entry, scope="0" * 64), None)
+    assert not is_hit(await by_tenant.chat("what is it", headers=bearer("a")))
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from gateway.messages import Embedding
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 TIMEOUT_S = 0.1
 ASKED, SAME = "what is the answer to everything else", "What is the answer to everything else?"
 
@@ -36,12 +38,6 @@ class Unreliable(HashEncoder):
         if self.failing:
             raise RuntimeError("the model is broken")
         return super().encode(texts)
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
 
 
 @pytest.fixture

@@ -25,14 +25,10 @@ from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 NO_FRONT = "1kB"  # too small for an entry: every lookup asks the store
 TIMEOUT_S = 0.1
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,10 @@ from gateway.stages.dispatch import FAILURES
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 LIMIT = 2
 HELD = LIMIT * (1 + QUEUE_FACTOR)  # with the backend, and waiting for a place
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -20,17 +20,13 @@ from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, stream
 
+pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
+
 EASY = "What time is it?"
 HARD = (
     "Explain step by step why this function deadlocks, compare three designs that avoid it, and prove that yours does "
     "not:\n```\ndef f(a, b):\n    with a, b: pass\n```\nThe answer must be a table and must not exceed 300 words."
 )
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
 
 
 @pytest.fixture
