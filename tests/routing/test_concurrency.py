@@ -44,7 +44,7 @@ async def test_beyond_places_and_queue_requests_are_refused_at_once(upstream: Up
             assert refused.status == 503
             assert refused.headers["Retry-After"] == "1"
             assert "limit" in refused.json["error"]["message"]
-        assert len(upstream.calls) == LIMIT
+        await until(lambda: len(upstream.calls) == LIMIT)
         assert served.gateway.parts.lanes["main"].backend.inflight == LIMIT
         upstream.gate.set()
         answers = await asyncio.gather(*tasks)
