@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.feedback import Counterexamples, Served, ServedHits, relation_of
-from tests.fixtures.gateways import Answer, config_of, gateway_of
+from tests.fixtures.gateways import Answer, config_of, gateway_of, recovered
 from tests.fixtures.gateways import Served as Running
 from tests.fixtures.upstream import Upstream
 
@@ -81,7 +81,7 @@ async def test_a_counterexample_outlives_the_gateway(upstream: Upstream, tmp_pat
         hit = await semantic_hit(served)
         await say(served, "wrong", hit.headers["x-request-id"])
     async with gateway_of(config(tmp_path, upstream), LOOSE) as served:
-        await served.gateway.recovery.run()
+        await recovered(served)
         assert (await served.chat(ASKED)).cache_status == "nearhit; fwd=miss; stored"
 
 

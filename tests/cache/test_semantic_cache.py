@@ -10,7 +10,7 @@ import pytest
 
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir, load_manifest
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
 
 POLICY = """
@@ -174,8 +174,7 @@ async def test_the_index_is_rebuilt_from_the_store(model: None, upstream: Upstre
     async with gateway_of(config, POLICY) as served:
         await served.chat(ASKED)
     async with gateway_of(config, POLICY) as served:
-        await served.gateway.recovery.run()  # to its end
-        assert served.gateway.recovery.ready
+        await recovered(served)
         assert is_semantic(await served.chat(SAME))
     assert len(upstream.calls) == 1
 

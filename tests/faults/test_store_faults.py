@@ -20,7 +20,7 @@ from gateway.adapters.redis_store import FAILURES
 from gateway.routing.breaker import State
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, vector_of
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
@@ -214,6 +214,5 @@ async def test_stored_vectors_that_the_index_refuses_do_not_keep_it_from_the_oth
         await served.chat("hi")
         await served.gateway.parts.store.put(entry_of("odd"), vector_of(1, dimension=7))
     async with gateway_of(config, clock=clock) as served:
-        await served.gateway.recovery.run()
-        assert served.gateway.recovery.ready
+        await recovered(served)
         assert served.gateway.parts.index.size == 1
