@@ -18,6 +18,7 @@ MOST_WORDS = 256  # what 256 tokens can hold
 
 _HAN = "\u3400-\u9fff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+(?:['\u2019.+#-][^\W_{_HAN}]+){{0,4}}[+#]{{0,2}}")
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are one number
 _NUMBER = re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?")
 _QUOTED = re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]")
 _SYMMETRIC = re.compile(r"\b(?:between|both|and|or|vs|versus|und|oder|y|entre)\b", re.IGNORECASE)
@@ -40,7 +41,7 @@ class Reading:
 
 
 def read(text: str) -> Reading:
-    text = text[:LONGEST].replace("\u2019", "'")
+    text = _GROUPED.sub("", text[:LONGEST].replace("\u2019", "'"))
     basis = lexical.read(text)
     words = tuple(match.group().lower() for match in _WORD.finditer(text))[:MOST_WORDS]
     return Reading(
