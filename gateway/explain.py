@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from gateway.adapters.system_clock import SystemClock
 from gateway.config import Config
 from gateway.config.load import load_config
+from gateway.credentials import ANONYMOUS
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Bypass, Call, Embedding, Request, Vector
@@ -20,7 +21,6 @@ from gateway.parts import build_backends, build_embedder, hardness_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route, Tiers
 from gateway.routing.choice import Decision
-from gateway.stages.authenticate import ANONYMOUS
 from gateway.stages.dispatch import Dispatch, Lane
 from gateway.stages.policy import routed
 from gateway.telemetry import Telemetry

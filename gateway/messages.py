@@ -72,8 +72,6 @@ class Admission(StrEnum):
     TOOLS = "tools"
     TOO_LARGE = "too-large"
     MALFORMED = "malformed"
-    NO_STORE = "no-store"
-    POLICY = "policy"
 
 
 class Choice(StrEnum):

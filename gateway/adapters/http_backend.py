@@ -18,12 +18,12 @@ from gateway.adapters.http_headers import request_headers, response_headers
 from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
+from gateway.credentials import SECRET
 from gateway.errors import BackendError, BadRequest, StreamBroken
 from gateway.messages import ByteStream, Call, Event, EventStream, Request, Response, Whole
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
@@ -151,7 +151,7 @@ class HttpBackend:
     def _headers(self, request: Request) -> list[tuple[str, str]]:
         headers = request_headers(request.headers)
         if self._api_key is not None or not self._forward_credentials:
-            headers = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
+            headers = [(name, value) for name, value in headers if name.lower() not in SECRET]
         if self._api_key is not None:
             headers.append(("Authorization", f"Bearer {self._api_key}"))
         if request.call is not None:  # the answer will be read here, and the body was already decoded

@@ -58,10 +58,11 @@ class Dispatch:
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
         decision = self.decide(request)
-        self._telemetry.routed.add(self._route.name, decision.tier or "none", decision.reason)
         response, name = await self._first_answer(request, decision.backends)
         fell_back = name != decision.backends[0]
         reason: str = Choice.FALLBACK if fell_back else decision.reason
+        tier = self._tier(name) if decision.tier is not None else None
+        self._telemetry.routed.add(self._route.name, tier or "none", reason)
         return Response(
             response.status,
             response.headers,
@@ -70,10 +71,14 @@ class Dispatch:
                 Verdict.MISS if self._bypass is None else Verdict.BYPASS,
                 reason=reason if self._bypass is None else self._bypass,
                 backend=name,
-                tier=decision.tier,
+                tier=tier,
                 complexity=request.trace.complexity,
             ),
         )
+
+    def _tier(self, backend: str) -> str | None:
+        target = self._route.target
+        return None if isinstance(target, OneBackend) else "light" if backend == target.light else "large"
 
     def decide(self, request: Request) -> Decision:
         """Which backends are asked, in order, and why. Writes the complexity into the trace."""

@@ -61,7 +61,8 @@ class SemanticLookup:
             near = [n for n in neighbours if n.similarity >= self._verifier.floor(self._rule.acceptance)]
             candidates = [found for n in near if (found := await self._read(request, n)) is not None]
         if not candidates:
-            self._refused(request, Refusal.SIMILARITY if neighbours else None)
+            if neighbours and not near:
+                self._refused(request, Refusal.SIMILARITY)
             return None
         with trace.span("verify"):
             judgements = await self._verifier.judge(
@@ -94,7 +95,10 @@ class SemanticLookup:
             self._refused(request, Refusal.FOREIGN)
             return None
         freshness = freshness_of(entry, self._rule.ttl_s, request.directives, self._clock.wall())
-        return (entry, neighbour, freshness) if freshness.fresh else None
+        if freshness.fresh:
+            return entry, neighbour, freshness
+        self._refused(request, Refusal.EXPIRED)
+        return None
 
     def _refused(self, request: Request, reason: str | None) -> None:
         if reason is not None:
