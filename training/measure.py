@@ -25,7 +25,7 @@ from training.encoder import Encoded, Encoder
 Scorer = Callable[[Encoded, Sequence[Encoded]], list[float]]
 BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 NEIGHBOURS = 4
-GRID = tuple(round(0.60 + 0.005 * step, 3) for step in range(79))
+GRID = tuple(round(0.40 + 0.005 * step, 3) for step in range(119))
 
 
 def similarities(asked: Encoded, stored: Sequence[Encoded]) -> list[float]:

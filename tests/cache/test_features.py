@@ -35,8 +35,10 @@ def test_words_say_the_same_whoever_was_asked_first(a: str, b: str) -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["from a to ", "a to b ", "not ", "1.1.", "A. ", "a'b", "\n", "a.b", "f(", "--a", "`a", '"', "x_", "-1", "a b than ",
-     "\u4e0d", "a+", "\U0001f600", "{", "how ", "one "],
+    [
+        "from a to ", "a to b ", "not ", "1.1.", "A. ", "a'b", "\n", "a.b", "f(", "--a", "`a", '"', "x_", "-1",
+        "a b than ", "\u4e0d", "a+", "\U0001f600", "{", "how ", "one ",
+    ],
 )  # fmt: skip
 def test_a_hostile_text_of_100_kb_is_read_in_bounded_time(unit: str) -> None:
     text = unit * (100_000 // len(unit))

@@ -30,8 +30,7 @@ ALIGNMENT_NAMES = (
 # What LI features say where a side has no token vectors. Outside of what they measure (-1 to 1 only for opposite
 # vectors, which never meet), so a tree cannot take it for a measurement; the verifier has a forest without them.
 NEUTRAL = -1.0
-# Matches below this are no translations of each other: over generated pairs, tokens of substituted words have a
-# best match of .25 to .60, kept ones of .65 to .98.
+# Below this a token counts as unaligned. A first guess, not tuned: the means and worst matches carry the rest.
 ALIGNED = 0.6
 
 
