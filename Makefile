@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench lock clean
+.PHONY: help setup triton run test lint bench train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,6 +47,16 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 
 bench: setup  ## what a request costs, as ratios to a bare server in the same run
 	@$(BIN)/python -m bench
+
+# BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, EVAL the folder of the evaluation tools.
+MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
+TRAIN_ENV := .venv-training
+train: setup  ## train the verifier anew: make train BANKING=... CLINC=... EVAL=...
+	@test -x $(TRAIN_ENV)/bin/pip || $(PYTHON) -m venv $(TRAIN_ENV)
+	@$(TRAIN_ENV)/bin/pip install -q -r training/requirements.txt
+	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
+	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) --write \
+	  --traps tests/cache/traps.jsonl tests/cache/traps_languages.jsonl
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/pip install -q pip-tools

@@ -17,7 +17,6 @@ from gateway.adapters.front_store import FrontStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
-from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
@@ -34,6 +33,7 @@ from gateway.parts import (
     Stores,
     build_backends,
     build_embedder,
+    build_verifier,
     hardness_of,
     open_stores,
     secret,
@@ -269,7 +269,7 @@ async def running(
             store=stores.front,
             index=index,
             embedder=embedder,
-            verifier=ThresholdVerifier(),
+            verifier=build_verifier(config.verifier),
             lanes={name: Lane(backend) for name, backend in backends.items()},
             prices={
                 n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()

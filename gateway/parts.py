@@ -18,11 +18,14 @@ from gateway.adapters.http_backend import HttpBackend, open_session
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.triton_backend import TritonBackend
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
 from gateway.config import Config, Embedder, OpenAIBackendConfig
+from gateway.config import Verifier as VerifierConfig
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Vector
 from gateway.modelkit.files import default_model_dir
-from gateway.ports import Backend, Clock, TextEncoder
+from gateway.ports import Backend, Clock, TextEncoder, Verifier
 from gateway.ports import Embedder as EmbedderPort
 from gateway.routing.complexity import EASY, HARD, hardness_axis
 
@@ -95,6 +98,16 @@ def build_encoder(config: Embedder) -> TextEncoder:
         ) from None
     encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
     return encoder
+
+
+def build_verifier(config: VerifierConfig) -> Verifier:
+    """Raises `StartFailed` where the weights are not the ones that were trained."""
+    if config.adapter == "checks":
+        return ThresholdVerifier()
+    try:
+        return LearnedVerifier(load_weights())
+    except WeightsCorrupt as error:
+        raise StartFailed(str(error)) from None
 
 
 def build_embedder(config: Embedder) -> tuple[TextEncoder, BatchingEmbedder]:

@@ -113,7 +113,10 @@ class LearnedVerifier:
         for text, similarity, score, has_tokens in zip(stored, similarities, scores, aligned, strict=True):
             points = (self._weights.tokens if has_tokens else self._weights.words).points
             least = minimum_score(points, budget)
-            reason = None if score >= least else _reason(asked.text, text.text, similarity, least)
+            if score >= least:
+                reason = _payload(asked.text, text.text)
+            else:
+                reason = _reason(asked.text, text.text, similarity, least)
             judgements.append(Judgement(reason is None, reason, least))
         return judgements
 
@@ -152,6 +155,12 @@ def _certain(asked: str, stored: Sequence[Text], sure: FloatArray) -> FloatArray
         elif max(len(asked), len(other.text)) > LONGEST:
             sure[at] = 0.0
     return sure
+
+
+def _payload(asked: str, stored: str) -> Refusal | None:
+    """A rule beside the trees: they were not shown instructions around varying content."""
+    differ = lexical.other_payload(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
+    return Refusal.PAYLOAD if differ else None
 
 
 def _reason(asked: str, stored: str, similarity: float, least: float) -> Refusal:

@@ -100,7 +100,7 @@ def _head(phrase: str) -> str:
 
 def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
     """The first way in which the two differ that changes the answer, or None."""
-    if _other_payload(asked, stored):
+    if other_payload(asked, stored):
         return Refusal.PAYLOAD
     if asked.numbers != stored.numbers:
         return Refusal.NUMBERS
@@ -115,7 +115,7 @@ def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
     return None
 
 
-def _other_payload(asked: Lexical, stored: Lexical) -> bool:
+def other_payload(asked: Lexical, stored: Lexical) -> bool:
     """A text to be transformed must be the same to the word; what one quotes, the other must contain."""
     if (asked.transforms or stored.transforms) and asked.words != stored.words:
         return True

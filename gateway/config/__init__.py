@@ -2,7 +2,7 @@
 
 from gateway.config.backends import BackendConfig, OpenAIBackendConfig, Price, Tensors, Timeouts, TritonBackendConfig
 from gateway.config.load import load_config
-from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store
+from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store, Verifier
 
 __all__ = [
     "Auth",
@@ -17,5 +17,6 @@ __all__ = [
     "Tensors",
     "Timeouts",
     "TritonBackendConfig",
+    "Verifier",
     "load_config",
 ]

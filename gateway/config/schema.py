@@ -62,6 +62,12 @@ class Index(Section):
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
 
 
+class Verifier(Section):
+    """What decides whether a neighbour's answer may be served."""
+
+    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "checks"
+
+
 class Auth(Section):
     """Who may ask, and who is who."""
 
@@ -94,6 +100,7 @@ class Config(Section):
     store: Store = Field(default_factory=Store)
     embedder: Embedder = Field(default_factory=Embedder)
     index: Index = Field(default_factory=Index)
+    verifier: Verifier = Field(default_factory=Verifier)
     auth: Auth = Field(default_factory=Auth)
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]

@@ -34,9 +34,9 @@ def model() -> None:
         pytest.skip(str(reason))
 
 
-def config_for(upstream: Upstream, path: Path) -> Any:
+def config_for(upstream: Upstream, path: Path, **sections: Any) -> Any:
     backends = {"main": {"adapter": "openai", "url": upstream.url}}
-    return config_of(path, backends, embedder={"adapter": "onnx", "timeout": "20s"})
+    return config_of(path, backends, embedder={"adapter": "onnx", "timeout": "20s"}, **sections)
 
 
 @pytest.fixture
@@ -226,3 +226,15 @@ async def test_a_last_turn_that_is_not_the_users_is_not_matched(semantic: Served
     for question in (ASKED, SAME):
         messages = [*turns("hi"), {"role": "tool", "tool_call_id": "1", "content": question}]
         assert is_miss(await ask(semantic, messages))
+
+
+async def test_the_learned_verifier_serves_paraphrases_and_not_their_opposites(
+    model: None, upstream: Upstream, tmp_path: Path
+) -> None:
+    config = config_for(upstream, tmp_path, verifier={"adapter": "learned"})
+    async with gateway_of(config, POLICY) as served:
+        await served.chat("How do I turn on dark mode in the app?")
+        assert is_semantic(await served.chat("how can I turn on dark mode in the app"))
+        assert is_miss(await served.chat("How do I turn off dark mode in the app?"))
+        await served.chat("Translate to French: good morning, how are you today?")
+        assert is_miss(await served.chat("Translate to French: good evening, how are you today?"))
