@@ -29,8 +29,13 @@ async def start(*arguments: str, cwd: Path) -> asyncio.subprocess.Process:
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
-    async with asyncio.timeout(30):
-        _, said = await process.communicate()
+    try:
+        async with asyncio.timeout(30):
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:  # a failed test leaves nothing behind either
+            process.kill()
+            await process.wait()
     assert process.returncode is not None
     return process.returncode, said.decode()
 
