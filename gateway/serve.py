@@ -80,9 +80,11 @@ def access_log(level: str) -> AccessLog | None:
 
 
 def settle() -> None:
-    """What start-up has made stays: the collector need not walk it again (a full walk stalls the loop for 50 ms)."""
+    """What start-up has made stays: the collector need not walk it again (a full walk stalls the loop for 50 ms). What
+    requests make is mostly freed by counting; looking for cycles less often saves 5 % at 32 connections (measured)."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 20, 20)
 
 
 def announce(data: tuple[str, int], admin: tuple[str, int]) -> None:

@@ -14,7 +14,7 @@ import orjson
 from yarl import URL
 
 from gateway.adapters.gate import Gate, Place
-from gateway.adapters.http_headers import request_headers, response_headers
+from gateway.adapters.http_headers import NOT_SENT, request_headers, response_headers
 from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
@@ -51,7 +51,8 @@ class HttpBackend:
         self._session = session
         self._model = model
         self._api_key = api_key
-        self._forward_credentials = forward_credentials
+        self._not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
+        self._not_sent_when_read = self._not_sent | ENCODINGS
         self._timeouts = timeouts
         self._gate = Gate(name, max_concurrency, timeouts.first_byte)
 
@@ -149,13 +150,11 @@ class HttpBackend:
         return orjson.dumps(body)
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        headers = request_headers(request.headers)
-        if self._api_key is not None or not self._forward_credentials:
-            headers = [(name, value) for name, value in headers if name.lower() not in SECRET]
+        read_here = request.call is not None  # the answer will be, and the request's body was already decoded
+        headers = request_headers(request.headers, self._not_sent_when_read if read_here else self._not_sent)
         if self._api_key is not None:
             headers.append(("Authorization", f"Bearer {self._api_key}"))
-        if request.call is not None:  # the answer will be read here, and the body was already decoded
-            headers = [(name, value) for name, value in headers if name.lower() not in ENCODINGS]
+        if read_here:
             headers.append(("Accept-Encoding", "identity"))
         elif "content-length" in request.headers:
             headers.append(("Content-Length", request.headers["content-length"]))

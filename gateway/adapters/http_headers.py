@@ -30,9 +30,9 @@ NOT_SENT = HOP_BY_HOP | FRAMING | OURS
 NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
 
 
-def request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The end-to-end headers of a request, in order, repeated ones kept."""
-    return _without(headers, NOT_SENT)
+def request_headers(headers: Mapping[str, str], dropped: frozenset[str] = NOT_SENT) -> list[tuple[str, str]]:
+    """The end-to-end headers of a request, in order, repeated ones kept. `dropped`: `NOT_SENT`, and perhaps more."""
+    return _without(headers, dropped)
 
 
 def response_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
