@@ -16,7 +16,7 @@ import uvloop
 from gateway.adapters.child import ChildFailed
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
-from gateway.demo.triton_environment import ensure_triton
+from gateway.demo.triton_environment import default_environment, ensure_triton
 from gateway.errors import Refused
 from gateway.explain import Explanation, explain
 from gateway.faults import ConfigInvalid
@@ -111,7 +111,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    env = arguments.triton_env or Path(sys.prefix) / "share" / "nearhit" / "triton"
+    env = arguments.triton_env or default_environment()
     if arguments.prepare:
         ensure_triton(env, progress)
     else:

@@ -19,7 +19,8 @@ from aiohttp import web
 
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import freshness_of
-from gateway.messages import Entry, Provenance, Request, Response, Verdict, Whole
+from gateway.cache.hits import provenance_of
+from gateway.messages import Entry, Request, Response, Verdict, Whole
 from gateway.observer import Observer
 from gateway.ports import Clock, Dialect, NearStore
 from gateway.response_headers import answer_headers
@@ -67,7 +68,7 @@ class Front:
         parts += [b"", body]
         return hashlib.sha256(b"\n".join(parts)).digest()
 
-    def answer(self, http: web.BaseRequest, key: bytes, request_id: str) -> Prebuilt | web.Response | None:
+    def answer(self, http: web.BaseRequest, key: bytes, request_id: str, path: str) -> Prebuilt | web.Response | None:
         known = self._known.get(key)
         if known is None:
             return None
@@ -82,20 +83,13 @@ class Front:
         trace = Trace(self._clock)
         trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
         trace.expose_headers = known.expose_headers
-        provenance = Provenance(
-            Verdict.EXACT,
-            age_s=freshness.age_s,
-            ttl_s=freshness.ttl_s,
-            backend=entry.backend,
-            saved_tokens=entry.input_tokens + entry.output_tokens,
-            saved_dollars=entry.cost_dollars,
-        )
+        provenance = provenance_of(entry, freshness, Verdict.EXACT)
         trace.add("exact", self._clock.monotonic() - received)
         self._observer.first_byte(received, trace)
         self._observer.over(
             request_id=request_id,
             method="POST",
-            path=http.raw_path.partition("?")[0],
+            path=path,
             received=received,
             trace=trace,
             status=200,

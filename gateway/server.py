@@ -87,7 +87,7 @@ class DataPort:
         request_id, table, body = _request_id(http), self._table(), taken_whole(http)
         key = None if body is None else self._front.key(http, body)
         if key is not None:
-            hit = self._front.answer(http, key, request_id)
+            hit = self._front.answer(http, key, request_id, path)
             if hit is not None:
                 return hit
         self.inflight += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import aiohttp
@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway import flight as flights
 from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.upstream import Upstream, chunk, stream
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
 
@@ -40,13 +41,6 @@ class Steps:
 
     async def _step(self) -> None:
         await self._go.acquire()
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """The gateway is in this process: what it does next is some steps of the loop away."""
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0)
 
 
 def waiting(served: Served) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+from gateway.cache.calibration import by_similarity, minimum_score
 from gateway.cache.lexical import difference, read
-from gateway.messages import Refusal
 from gateway.ports import Acceptance, Candidate, Judgement
 
 
@@ -24,19 +23,14 @@ class ThresholdVerifier:
     async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
         threshold = self.floor(acceptance)
         if acceptance.min_similarity is not None:
-            return [_by_similarity(candidate, threshold) for candidate in candidates]
+            return [by_similarity(candidate.similarity, threshold) for candidate in candidates]
         asked = read(question)
         judgements = []
         for candidate in candidates:
-            judgement = _by_similarity(candidate, threshold)
+            judgement = by_similarity(candidate.similarity, threshold)
             reason = difference(asked, read(candidate.question)) if judgement.accepted else None
             judgements.append(Judgement(False, reason, threshold) if reason else judgement)
         return judgements
-
-
-def _by_similarity(candidate: Candidate, threshold: float) -> Judgement:
-    accepted = candidate.similarity >= threshold
-    return Judgement(accepted, None if accepted else Refusal.SIMILARITY, threshold)
 
 
 # Wrong hits over all requests -> the similarity from which neighbours are served, with the checks above in force.
@@ -47,13 +41,4 @@ CALIBRATION = ((0.001, 0.975), (0.005, 0.93), (0.01, 0.90), (0.02, 0.86), (0.05,
 
 
 def threshold_for(max_wrong_hits: float) -> float:
-    """Linear between the measured points; below the first, only what is all but equal; above the last, no looser."""
-    points = CALIBRATION
-    if max_wrong_hits <= 0:
-        return 1.0
-    if max_wrong_hits < points[0][0]:
-        return points[0][1] + (1.0 - points[0][1]) * (1 - max_wrong_hits / points[0][0])
-    for (low, at_low), (high, at_high) in pairwise(points):
-        if max_wrong_hits <= high:
-            return at_low + (at_high - at_low) * (max_wrong_hits - low) / (high - low)
-    return points[-1][1]
+    return minimum_score(CALIBRATION, max_wrong_hits)

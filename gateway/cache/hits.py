@@ -13,7 +13,13 @@ def answer_from(entry: Entry, freshness: Freshness, verdict: Verdict, similarity
         body: Whole | EventStream = EventStream(Ready(tuple(Event(data) for data in entry.payload)))
     else:
         body = Whole(entry.payload[0])
-    provenance = Provenance(
+    headers = (("Content-Type", entry.content_type),)
+    return Response(200, headers, body, provenance_of(entry, freshness, verdict, similarity))
+
+
+def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None) -> Provenance:
+    """Where a hit came from, and what it did not cost."""
+    return Provenance(
         verdict,
         similarity=similarity,
         age_s=freshness.age_s,
@@ -22,4 +28,3 @@ def answer_from(entry: Entry, freshness: Freshness, verdict: Verdict, similarity
         saved_tokens=entry.input_tokens + entry.output_tokens,
         saved_dollars=entry.cost_dollars,
     )
-    return Response(200, (("Content-Type", entry.content_type),), body, provenance)

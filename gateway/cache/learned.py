@@ -12,12 +12,12 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from gateway.cache import lexical
+from gateway.cache.calibration import by_similarity, minimum_score
 from gateway.cache.features import ALIGNMENT_NAMES, LONGEST, NAMES, NEUTRAL, WORD_NAMES, FloatArray, Text, features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
@@ -106,7 +106,7 @@ class LearnedVerifier:
         """One judgement a stored question. With token vectors on both sides, alignment counts too."""
         if acceptance.min_similarity is not None:
             plain = acceptance.min_similarity
-            return [Judgement(s >= plain, None if s >= plain else Refusal.SIMILARITY, plain) for s in similarities]
+            return [by_similarity(similarity, plain) for similarity in similarities]
         budget = acceptance.max_wrong_hits or 0.0
         scores, aligned = self.scores(asked, stored, similarities)
         judgements = []
@@ -168,18 +168,6 @@ def _reason(asked: str, stored: str, similarity: float, least: float) -> Refusal
         return Refusal.SIMILARITY
     found = lexical.difference(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
     return found or Refusal.SIMILARITY
-
-
-def minimum_score(points: Sequence[tuple[float, float]], budget: float) -> float:
-    """Linear between the measured points; below the first, towards equality; above the last, no looser."""
-    if budget <= 0:
-        return 1.0
-    if budget < points[0][0]:
-        return points[0][1] + (1.0 - points[0][1]) * (1 - budget / points[0][0])
-    for (low, at_low), (high, at_high) in pairwise(points):
-        if budget <= high:
-            return at_low + (at_high - at_low) * (budget - low) / (high - low)
-    return points[-1][1]
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:

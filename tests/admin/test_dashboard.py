@@ -20,18 +20,11 @@ from aiohttp import web
 
 from gateway.admin.server import PAGE_HEADERS
 from tests.fixtures.chromium import Element, find_or_install_chromium, load
+from tests.fixtures.gateways import TIERS
 from tests.fixtures.upstream import Upstream
 
 CHECKOUT = Path(__file__).parents[2]
 START_S = 20.0
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}
-    route: {light: light, large: large, escalate_above: 0.5}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +158,11 @@ async def test_a_rejected_policy_is_on_top_as_text(chromium: str, upstream: Upst
     (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"light": backend, "large": backend}}))
     policies = tmp_path / "policies"
     policies.mkdir()
-    (policies / "default.yaml").write_text(POLICY)
+    (policies / "default.yaml").write_text(TIERS)
     async with serving(tmp_path) as gateway:
         hash_in_force = (await gateway.stats())["policy"]["hash"]
         # What a file says is shown as text, whatever it is.
-        (policies / "default.yaml").write_text(POLICY.replace("ttl: 1h", "ttl: <img src=x onerror=alert(1)>", 1))
+        (policies / "default.yaml").write_text(TIERS.replace("ttl: 1h", "ttl: <img src=x onerror=alert(1)>", 1))
         gateway.process.send_signal(signal.SIGHUP)
         stats = await gateway.stats_where(lambda s: s["policy"]["faults"])
         page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gateway.cache.calibration import minimum_score
 from gateway.cache.features import NAMES, Text, Tokens
 from gateway.cache.forest import from_arrays
-from gateway.cache.learned import WEIGHTS, LearnedVerifier, WeightsCorrupt, load_weights, minimum_score, provenance
+from gateway.cache.learned import WEIGHTS, LearnedVerifier, WeightsCorrupt, load_weights, provenance
 from gateway.messages import Refusal
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.ports import Acceptance, Candidate

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recov
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
 
@@ -73,11 +74,6 @@ def frozen(pid: int) -> Any:
             os.kill(pid, signal.SIGCONT)
 
     return Frozen()
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0)
 
 
 async def ready(served: Served) -> dict[str, Any]:

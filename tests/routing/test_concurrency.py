@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ from gateway.routing.breaker import State
 from gateway.stages.dispatch import FAILURES
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
 
 LIMIT = 2
 HELD = LIMIT * (1 + QUEUE_FACTOR)  # with the backend, and waiting for a place
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0)
 
 
 def narrow(upstream: Upstream, **options: Any) -> dict[str, Any]:
