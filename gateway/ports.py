@@ -120,6 +120,9 @@ class VectorIndex(Protocol):
     async def remove(self, fingerprints: Sequence[str]) -> int:
         """Returns how many there were."""
 
+    async def fingerprints(self) -> Sequence[str]:
+        """Everything it holds, in no order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -1,114 +1,145 @@
-"""The vector index in process: one FAISS index a scope, all owned by one thread.
+"""The vector index in process: one partition a scope, all owned by one thread.
 
 A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
-what the cache holds. One owner thread, because FAISS crashes on concurrent add and search.
+what the cache holds. One owner thread, because FAISS crashes on concurrent add and search. A small partition is
+searched exactly; one that has grown is rebuilt in the background (`faiss_rebuild`) in the form that suits its size.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
-import faiss
 import numpy as np
 
+from gateway.adapters.faiss_contents import Contents, contents_of, slices
+from gateway.adapters.faiss_owner import Owner
+from gateway.adapters.faiss_partition import Partition
+from gateway.adapters.faiss_rebuild import Rebuilder
+from gateway.adapters.faiss_training import Plan, Train, train_centroids
+from gateway.adapters.index_checkpoint import Piece
 from gateway.messages import Neighbour, Vector
 
-T = TypeVar("T")
-# Measured: an empty IndexIDMap2 over IndexFlatIP costs about 1.2 kB, an id some 100 bytes in the maps here.
-PARTITION_BYTES = 1200
-ENTRY_BYTES = 300
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    id: int
-    scope: str
+# Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
+STEP = 4096
 
 
 class FaissIndex:
     """Entries beyond `max_entries` push out those added first."""
 
-    def __init__(self, dimension: int, *, max_entries: int) -> None:
+    def __init__(
+        self, dimension: int, *, max_entries: int, plan: Plan | None = None, train: Train = train_centroids
+    ) -> None:
         self._dimension = dimension
         self._max_entries = max_entries
-        self._partitions: dict[str, Any] = {}
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # by fingerprint, oldest first
-        self._fingerprints: dict[int, str] = {}
-        self._next_id = 1  # int64; never used twice in a process
-        # FAISS' own threads cost a search of a small partition milliseconds to wake (measured: 8 ms against 0.05).
-        self._owner = ThreadPoolExecutor(
-            1, thread_name_prefix="nearhit-index", initializer=faiss.omp_set_num_threads, initargs=(1,)
-        )
+        self._plan = plan or Plan()
+        self._contents = Contents()
+        self._owner = Owner()
+        self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents)
+        self.changes = 0  # additions and removals so far: a checkpoint is due when there were some
 
     @property
     def size(self) -> int:
-        return len(self._slots)
+        return len(self._contents.ids)
 
     @property
     def bytes(self) -> int:
-        return len(self._slots) * (4 * self._dimension + ENTRY_BYTES) + len(self._partitions) * PARTITION_BYTES
+        return self._contents.bytes
 
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         self._check(vector)
-        await self._run(lambda: self._add(fingerprint, scope, vector))
+        await self._owner.run(lambda: self._add(fingerprint, scope, vector))
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
-        if scope not in self._partitions:  # a plain dict lookup: saves the way to the owner for every new scope
+        if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
             return []
         self._check(vector)
-        return await self._run(lambda: self._search(scope, vector, k))
+        return await self._owner.run(lambda: self._contents.search(scope, vector, k))
 
     async def remove(self, fingerprints: Sequence[str]) -> int:
-        return await self._run(lambda: sum(map(self._remove, fingerprints)))
+        removed = 0
+        for i in range(0, len(fingerprints), STEP):
+            removed += await self._owner.run(partial(self._remove, fingerprints[i : i + STEP]))
+        return removed
+
+    async def fingerprints(self) -> list[str]:
+        return await self._owner.run(lambda: list(self._contents.ids))
+
+    async def settled(self) -> None:
+        """Returns when no partition is being rebuilt or waits for it."""
+        while True:
+            await self._owner.run(lambda: None)  # what was asked before may still ask for a rebuilding
+            asked = self._rebuilder.asked
+            if not asked:
+                return
+            await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
+
+    def pieces(self) -> Iterator[Piece]:
+        """A copy of everything, taken in steps while the index is used; not for the event loop's thread.
+
+        It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `Closed`.
+        """
+        todo = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
+        while copied := self._owner.call(lambda: self._copy(todo)):
+            for piece in copied:
+                yield from slices(piece, STEP)
+
+    async def load(self, pieces: Iterable[Piece]) -> None:
+        """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
+        contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes)
+        await self._owner.run(lambda: self._take_over(contents))
 
     def close(self) -> None:
-        self._owner.shutdown(wait=False, cancel_futures=True)
+        self._rebuilder.close()
+        self._owner.close()
 
     def _check(self, vector: Vector) -> None:
         if vector.shape != (self._dimension,) or vector.dtype != np.float32:
             raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
 
-    async def _run(self, operation: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._owner, operation)
-
-    # What follows runs in the owner thread.
+    # What follows runs in the owner's thread.
 
     def _add(self, fingerprint: str, scope: str, vector: Vector) -> None:
-        self._remove(fingerprint)
-        while len(self._slots) >= self._max_entries:
-            self._remove(next(iter(self._slots)))
-        partition = self._partitions.get(scope)
-        if partition is None:
-            partition = self._partitions[scope] = faiss.IndexIDMap2(faiss.IndexFlatIP(self._dimension))
-        slot = _Slot(self._next_id, scope)
-        self._next_id += 1
-        partition.add_with_ids(vector[np.newaxis], np.array([slot.id], dtype=np.int64))
-        self._slots[fingerprint] = slot
-        self._fingerprints[slot.id] = fingerprint
+        contents = self._contents
+        if fingerprint in contents.ids:
+            self._remove([fingerprint])
+        while len(contents.ids) >= self._max_entries:
+            self._remove([next(iter(contents.ids))])
+        self._rebuilder.added(scope, contents.add(fingerprint, scope, vector))
+        self._rebuilder.consider(scope)
+        self.changes += 1
 
-    def _search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
-        partition = self._partitions.get(scope)
-        if partition is None:
-            return []
-        similarities, ids = partition.search(vector[np.newaxis], min(k, partition.ntotal))
-        return [
-            Neighbour(self._fingerprints[int(i)], min(1.0, max(0.0, float(s))))
-            for s, i in zip(similarities[0], ids[0], strict=True)
-            if i >= 0
-        ]
+    def _remove(self, fingerprints: Sequence[str]) -> int:
+        gone = self._contents.remove(fingerprints)
+        for scope, ids in gone.items():
+            self._rebuilder.removed(scope, ids)
+            self._rebuilder.consider(scope)
+        removed = sum(map(len, gone.values()))
+        self.changes += removed
+        return removed
 
-    def _remove(self, fingerprint: str) -> bool:
-        slot = self._slots.pop(fingerprint, None)
-        if slot is None:
-            return False
-        del self._fingerprints[slot.id]
-        partition = self._partitions[slot.scope]
-        partition.remove_ids(np.array([slot.id], dtype=np.int64))
-        if partition.ntotal == 0:
-            del self._partitions[slot.scope]
-        return True
+    def _steps(self, scopes: Sequence[str]) -> Iterator[tuple[str, Partition, int]]:
+        for scope in scopes:
+            partition = self._contents.partitions.get(scope)
+            if partition is not None:
+                for step in range(partition.steps):
+                    yield scope, partition, step
+
+    def _copy(self, todo: Iterator[tuple[str, Partition, int]]) -> list[Piece]:
+        """The next steps, until there are about `STEP` entries in them."""
+        copied: list[Piece] = []
+        entries = 0
+        for scope, partition, step in todo:
+            copied.append(self._contents.piece(scope, partition, step))
+            entries += len(copied[-1].names)
+            if entries >= STEP:
+                break
+        return copied
+
+    def _take_over(self, contents: Contents) -> None:
+        before, self._contents = self._contents, contents
+        for fingerprint, identifier in before.ids.items():
+            scope = before.scopes[identifier]
+            _, vectors = before.partitions[scope].vectors(np.array([identifier], dtype=np.int64))
+            self._add(fingerprint, scope, vectors[0])

@@ -1,0 +1,226 @@
+"""What holds the vectors of one scope: a plain matrix while they are few, an inverted file beyond.
+
+Neither is safe to use from two threads: FAISS crashes on concurrent add and search. Whoever holds a partition sees to
+it that one thread at a time does. Ids are never used twice, so that a vector never changes under its id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.messages import Vector
+
+Ids = NDArray[np.int64]
+Matrix = NDArray[np.float32]
+# Measured (make bench-index): what the hash table takes for an id, and the lists' memory over what is in them.
+DIRECT_MAP_BYTES = 64
+LIST_SLACK = 1.25
+_DIRECT_MAP: Any = faiss.DirectMap  # type: ignore[attr-defined]  # its stubs lack it
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A copy of some entries of a partition."""
+
+    ids: Ids  # (n,)
+    vectors: NDArray[Any]  # (n, d), as the partition keeps them: float32 or float16
+    lists: NDArray[np.int32] | None = None  # (n,), of an inverted file: the list that each one is in
+
+
+class Partition(Protocol):
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def trained_for(self) -> int:
+        """How many entries its lists were made for; 0 where there are none."""
+
+    @property
+    def steps(self) -> int:
+        """How many parts make a copy of everything."""
+
+    def add(self, ids: Ids, vectors: Matrix) -> None:
+        """Ids (n,) that are not in it, unit vectors (n, d)."""
+
+    def remove(self, ids: Ids) -> None:
+        """Those of them that are in it."""
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        """Inner products and ids, (at most k,) each, most similar first."""
+
+    def part(self, step: int) -> Part: ...
+
+    def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
+        """Those of `ids` that are in it, with their vectors."""
+
+
+class FlatPartition:
+    """Exact, and nothing to train. Rows move when others go: FAISS' own maps of ids would be rebuilt at each removal
+    (measured: 13 ms at 50,000), a look through a column of ids takes 20 us there."""
+
+    trained_for = 0
+    steps = 1  # rows move, so that only one copy of everything is consistent
+
+    def __init__(self, dimension: int) -> None:
+        self._vectors: Matrix = np.empty((1, dimension), dtype=np.float32)
+        self._ids: Ids = np.empty(1, dtype=np.int64)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def bytes(self) -> int:
+        return self._vectors.nbytes + self._ids.nbytes
+
+    def add(self, ids: Ids, vectors: Matrix) -> None:
+        count = self._count + len(ids)
+        if count > len(self._ids):
+            self._resize(max(count, len(self._ids) * 3 // 2))
+        self._ids[self._count : count] = ids
+        self._vectors[self._count : count] = vectors
+        self._count = count
+
+    def remove(self, ids: Ids) -> None:
+        rows = self._rows(ids)
+        rest = self._count - len(rows)
+        # The last rows that stay move into the holes before them.
+        holes = rows[rows < rest]
+        movers = np.setdiff1d(np.arange(rest, self._count), rows, assume_unique=True)
+        self._ids[holes] = self._ids[movers]
+        self._vectors[holes] = self._vectors[movers]
+        self._count = rest
+        if rest < len(self._ids) // 4:
+            self._resize(max(1, rest * 3 // 2))
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        similarities, rows = faiss.knn(
+            vector[np.newaxis], self._vectors[: self._count], min(k, self._count), metric=faiss.METRIC_INNER_PRODUCT
+        )
+        return similarities[0], self._ids[rows[0]]
+
+    def part(self, step: int) -> Part:
+        return Part(self._ids[: self._count].copy(), self._vectors[: self._count].copy())
+
+    def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
+        rows = self._rows(ids)
+        return self._ids[rows], self._vectors[rows]
+
+    def _rows(self, ids: Ids) -> NDArray[np.intp]:
+        held = self._ids[: self._count]
+        return np.flatnonzero(held == ids[0] if len(ids) == 1 else np.isin(held, ids))
+
+    def _resize(self, rows: int) -> None:
+        vectors, ids = self._vectors[: self._count], self._ids[: self._count]
+        self._vectors = np.empty((rows, vectors.shape[1]), dtype=np.float32)
+        self._ids = np.empty(rows, dtype=np.int64)
+        self._vectors[: self._count], self._ids[: self._count] = vectors, ids
+
+
+class IvfPartition:
+    """Searches the lists around the centroids next to the question; a hash table finds an id to remove.
+
+    Vectors are half floats, by measurement (docs/decisions/0007). As with float32, every stored question is found again
+    in other words, with similarities that differ by at most 5e-5; searches are faster, and memory is half. Eight bits
+    halve it once more, but move similarities by up to 4e-3 and lose 3 % of the nearest neighbours; and they need ranges
+    from a sample, by which vectors drift with each training. Half floats come out as they went in.
+    """
+
+    def __init__(self, centroids: Matrix, *, probes: int, trained_for: int) -> None:
+        """`centroids`: (lists, d), unit length. `probes`: how many lists a search looks through."""
+        self.centroids = centroids
+        self.trained_for = trained_for
+        lists, self._dimension = centroids.shape
+        self._quantizer = faiss.IndexFlatIP(self._dimension)  # the index below only borrows it
+        self._quantizer.add(centroids)
+        self._index: Any = faiss.IndexIVFScalarQuantizer(
+            self._quantizer,
+            self._dimension,
+            lists,
+            faiss.ScalarQuantizer.QT_fp16,
+            faiss.METRIC_INNER_PRODUCT,
+            False,  # the vectors themselves, not what they differ by from their centroid
+        )
+        self._index.is_trained = True  # half floats have no ranges to learn
+        self._index.nprobe = min(probes, lists)
+        self._index.set_direct_map_type(_DIRECT_MAP.Hashtable)
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    @property
+    def bytes(self) -> int:
+        entry = LIST_SLACK * (2 * self._dimension + 8) + DIRECT_MAP_BYTES
+        return int(len(self) * entry) + 2 * self.centroids.nbytes
+
+    @property
+    def steps(self) -> int:
+        return len(self.centroids)
+
+    def add(self, ids: Ids, vectors: Matrix) -> None:
+        self._index.add_with_ids(vectors, ids)
+
+    def remove(self, ids: Ids) -> None:
+        self._index.remove_ids(ids)
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        similarities, ids = self._index.search(vector[np.newaxis], min(k, len(self)))
+        found = ids[0] >= 0  # the lists that were looked through may hold fewer than k
+        return similarities[0][found], ids[0][found]
+
+    def part(self, step: int) -> Part:
+        """One list."""
+        lists = self._index.invlists
+        count = lists.list_size(step)
+        if count == 0:
+            return Part(np.empty(0, np.int64), np.empty((0, self._dimension), np.float16), np.empty(0, np.int32))
+        ids = faiss.rev_swig_ptr(lists.get_ids(step), count).copy()
+        codes = faiss.rev_swig_ptr(lists.get_codes(step), count * 2 * self._dimension).copy()
+        vectors = codes.view(np.float16).reshape(count, self._dimension)
+        return Part(ids, vectors, np.full(count, step, dtype=np.int32))
+
+    def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
+        found = [(i, self._reconstruct(i)) for i in ids.tolist()]
+        held = [(i, vector) for i, vector in found if vector is not None]
+        if not held:
+            return np.empty(0, np.int64), np.empty((0, self._dimension), np.float32)
+        return np.array([i for i, _ in held], dtype=np.int64), np.stack([vector for _, vector in held])
+
+    def load(self, part: Part) -> None:
+        """Takes back what `part` gave, without looking for the nearest centroids again; then comes `finish`."""
+        assert part.lists is not None
+        self._index.set_direct_map_type(_DIRECT_MAP.NoMap)  # made in one pass at the end
+        order = np.argsort(part.lists, kind="stable")
+        lists, ids = part.lists[order], np.ascontiguousarray(part.ids[order])
+        codes = np.ascontiguousarray(part.vectors[order], dtype=np.float16).view(np.uint8)
+        for begin, end in _runs(lists):
+            self._index.invlists.add_entries(
+                int(lists[begin]), end - begin, faiss.swig_ptr(ids[begin:end]), faiss.swig_ptr(codes[begin:end])
+            )
+        self._index.ntotal += len(ids)
+
+    def finish(self) -> None:
+        self._index.set_direct_map_type(_DIRECT_MAP.Hashtable)
+
+    def _reconstruct(self, identifier: int) -> Vector | None:
+        try:
+            vector: Vector = self._index.reconstruct(identifier)
+        except RuntimeError:  # it is not in the direct map
+            return None
+        return vector
+
+
+def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:
+    """The ranges of equal values in a sorted array."""
+    if len(values) == 0:
+        return []
+    borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return list(pairwise(borders))
