@@ -14,10 +14,12 @@ from typing import Any
 from gateway.access_log import AccessLog
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.front_store import FrontStore
+from gateway.adapters.index_checkpoint import Kind
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.cache.feedback import Counterexamples, ServedHits
+from gateway.checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
 from gateway.errors import NotFound
@@ -122,11 +124,14 @@ class Gateway:
         policy: Policy,
         environ: Mapping[str, str],
         access_log: AccessLog | None,
+        checkpoints: Checkpoints | None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.stores = stores
-        self.recovery = Recovery(parts.store, stores.redis, parts.index, parts.memory.counterexamples, parts.clock)
+        self.recovery = Recovery(
+            parts.store, stores.redis, parts.index, parts.memory.counterexamples, parts.clock, checkpoints
+        )
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log)
         front = Front(parts.store, self._current, self._observer, parts.clock)
@@ -262,6 +267,9 @@ async def running(
         stack.push_async_callback(stores.close)
         index = FaissIndex(encoder.dimension, max_entries=config.index.max_entries)
         stack.callback(index.close)
+        checkpoints = checkpoints_of(config, index, Kind(encoder.fingerprint, encoder.dimension))
+        if checkpoints is not None:
+            stack.push_async_callback(checkpoints.save)  # once nothing is added any more
         backends = build_backends(config, environ, clock)
         for backend in backends.values():
             stack.push_async_callback(backend.close)
@@ -281,9 +289,12 @@ async def running(
             max_entry=config.store.max_entry,
             memory=Memory(ServedHits(), Counterexamples()),
         )
-        gateway = Gateway(config, parts, stores, policy, environ, access_log)
+        gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
-        for background in (gateway.recovery.run(), gateway.keep_history()):
+        jobs = [gateway.recovery.run(), gateway.keep_history()]
+        if checkpoints is not None:
+            jobs.append(checkpoints.run())
+        for background in jobs:
             task = asyncio.create_task(background)
             stack.push_async_callback(cancelled, task)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)

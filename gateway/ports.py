@@ -83,6 +83,15 @@ class ResponseStore(Protocol):
     def vectors(self) -> AsyncIterator[StoredVector]:
         """Every stored vector of the current embedder, in no order."""
 
+    def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
+        """Every entry's fingerprint and expiry (wall clock, seconds), without reading the entries; in no order.
+
+        One may come twice, and one that has just expired, or made room for others, may still come.
+        """
+
+    async def vectors_of(self, fingerprints: Sequence[str]) -> Sequence[StoredVector]:
+        """What `vectors` gives, of these alone."""
+
     async def stats(self) -> StoreStats: ...
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from gateway.cache.feedback import Counterexamples
+from gateway.checkpoints import Checkpoints
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, CounterexampleStore, ResponseStore, StoredVector, VectorIndex
 
 LOG = logging.getLogger("nearhit")
 RETRY_S = 2.0
+BATCH = 500  # vectors read at a time
 
 
 class Recovery:
@@ -23,12 +26,14 @@ class Recovery:
         index: VectorIndex,
         known: Counterexamples,
         clock: Clock,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._store = store
         self._counterexamples = counterexamples
         self._index = index
         self._known = known
         self._clock = clock
+        self._checkpoints = checkpoints
         self.ready = False
 
     async def run(self) -> None:
@@ -37,15 +42,48 @@ class Recovery:
             try:
                 # First what must not be served: no vector may be found before it is known what it is wrong for.
                 self._known.add(await self._counterexamples.counterexamples())
-                async for stored in self._store.vectors():
-                    if stored.expires > self._clock.wall():
-                        await self._add(stored)
+                if self._checkpoints is not None:
+                    await self._checkpoints.load()
+                await self._reconcile()
                 self.ready = True
+                if self._checkpoints is not None:
+                    self._checkpoints.complete = True
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
 
-    async def _add(self, stored: StoredVector) -> None:
+    async def _reconcile(self) -> None:
+        """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
+        few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
+        record from the store."""
+        listed = dict.fromkeys(await self._index.fingerprints(), False)
+        lacking: list[str] = []
+        async for fingerprint, expires in self._store.fingerprints():
+            if expires <= self._clock.wall():
+                continue
+            if fingerprint in listed:
+                listed[fingerprint] = True
+                continue
+            lacking.append(fingerprint)
+            if len(lacking) == BATCH:
+                await self._add(lacking)
+                lacking = []
+        await self._add(lacking)
+        await self._remove([fingerprint for fingerprint, there in listed.items() if not there])
+
+    async def _add(self, fingerprints: Sequence[str]) -> None:
+        for stored in await self._store.vectors_of(fingerprints):
+            if stored.expires > self._clock.wall():
+                await self._add_one(stored)
+
+    async def _add_one(self, stored: StoredVector) -> None:
         try:
             await self._index.add(stored.fingerprint, stored.scope, stored.vector)
         except ValueError as error:  # damaged: one bad vector must not keep the index from all others
             LOG.warning("a vector was skipped", extra={"fields": {"error": str(error)}})
+
+    async def _remove(self, fingerprints: Sequence[str]) -> None:
+        """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
+        for i in range(0, len(fingerprints), BATCH):
+            some = fingerprints[i : i + BATCH]
+            stored = {each.fingerprint for each in await self._store.vectors_of(some)}
+            await self._index.remove([fingerprint for fingerprint in some if fingerprint not in stored])

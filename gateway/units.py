@@ -65,6 +65,16 @@ def parse_positive_duration(value: object) -> float:
     return seconds
 
 
+def parse_duration_or_off(value: object) -> float | None:
+    """Seconds in (0, 10 years]; None: off. YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
+    if value is None or value is False or value == "off":
+        return None
+    try:
+        return parse_positive_duration(value)
+    except ValueError:
+        raise ValueError(f"expected off or a duration such as 5m, got {show(value)}") from None
+
+
 def parse_share(value: object) -> float:
     """A part of a whole, in [0, 1]. The bare number 1 is refused: it reads as 1% and as everything."""
     if isinstance(value, str) and (match := _SHARE.fullmatch(value)):
@@ -116,6 +126,9 @@ Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_ty
 
 PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration, json_schema_input_type=str)]
 """Seconds, more than 0."""
+
+DurationOrOff = Annotated[float | None, BeforeValidator(parse_duration_or_off, json_schema_input_type=str | bool)]
+"""Seconds, more than 0; None where it is off."""
 
 Share = Annotated[float, BeforeValidator(parse_share, json_schema_input_type=str | float)]
 """In [0, 1]."""

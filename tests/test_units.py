@@ -41,6 +41,13 @@ def test_a_positive_duration_is_not_zero() -> None:
         units.parse_positive_duration(0)
 
 
+def test_a_duration_may_be_off() -> None:
+    assert [units.parse_duration_or_off(value) for value in ("5m", "off", False, None)] == [300.0, None, None, None]
+    for value in ("0s", "on", True, 5, "never"):
+        with pytest.raises(ValueError, match=r"^expected off or a duration such as 5m, got "):
+            units.parse_duration_or_off(value)
+
+
 @pytest.mark.parametrize(
     ("value", "share"), [("1%", 0.01), ("0.5%", 0.005), ("100%", 1), ("0%", 0), (0.01, 0.01), (1.0, 1), (0, 0)]
 )

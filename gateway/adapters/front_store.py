@@ -57,6 +57,12 @@ class FrontStore:
     def vectors(self) -> AsyncIterator[StoredVector]:
         return self._store.vectors()
 
+    def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
+        return self._store.fingerprints()
+
+    async def vectors_of(self, fingerprints: Sequence[str]) -> Sequence[StoredVector]:
+        return await self._store.vectors_of(fingerprints)
+
     async def stats(self) -> StoreStats:
         return await self._store.stats()
 

@@ -59,10 +59,11 @@ class Piece:
 
 def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece]) -> int:
     """Returns how many entries it holds. Raises `OSError`; the file that was there stays then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
     try:
-        with beside.open("wb") as file:
+        # Vectors tell something of the questions: as the embedded store's files, they are nobody else's to read.
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             count = _write(file, kind, pieces)
             file.flush()
             os.fsync(file.fileno())

@@ -93,24 +93,32 @@ class RedisStore:
         return await self._guard(unlink)
 
     async def vectors(self) -> AsyncIterator[StoredVector]:
+        async for members in self._pages():
+            for stored in await self.vectors_of([name.decode() for name, _ in members]):
+                yield stored
+
+    async def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
+        async for members in self._pages():
+            for name, expires in members:
+                yield name.decode(), expires
+
+    async def _pages(self) -> AsyncIterator[list[tuple[bytes, float]]]:
         cursor = 0
         while True:
             cursor, members = await self._guard(partial(self._client.zscan, ENTRIES, cursor, count=SCAN_BATCH))
-            names = [name.decode() for name, _ in members]
-            for stored in await self._read_vectors(names):
-                yield stored
+            yield members
             if cursor == 0:
                 return
 
-    async def _read_vectors(self, names: Sequence[str]) -> list[StoredVector]:
+    async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
         async def read() -> list[list[bytes | None]]:
             async with self._client.pipeline(transaction=False) as pipe:
-                for name in names:
+                for name in fingerprints:
                     pipe.hmget(_key(name), "scope", "expires", "embedder", "vector")
                 return list(await pipe.execute())
 
-        rows = await self._guard(read) if names else []
-        found = (_vector(name, row, self._embedder) for name, row in zip(names, rows, strict=True))
+        rows = await self._guard(read) if fingerprints else []
+        found = (_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
         return [stored for stored in found if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
@@ -162,7 +170,7 @@ def _key(fingerprint: str) -> str:
 
 
 def _vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
-    """What `_read_vectors` asked for as a vector; None where there is none, or none of the `current` embedder, or one
+    """What `vectors_of` asked for as a vector; None where there is none, or none of the `current` embedder, or one
     that cannot be read: it must not keep the index from all others."""
     scope, expires, embedder, vector = row
     if not vector or scope is None or expires is None or embedder != current:

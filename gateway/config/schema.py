@@ -11,7 +11,7 @@ from pydantic import Field
 from gateway.config.backends import BackendConfig
 from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, Version, Workers
 from gateway.config.urls import StoreUrl
-from gateway.units import Address, Duration, Listen, PositiveDuration, Size, parse_address
+from gateway.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -60,6 +60,7 @@ class Index(Section):
 
     adapter: Annotated[Literal["faiss"], one_of("faiss", later=("milvus",))] = "faiss"
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+    checkpoint: DurationOrOff = 300.0  # how often it is written to disk; None: never
 
 
 class Verifier(Section):

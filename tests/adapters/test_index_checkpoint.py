@@ -127,6 +127,11 @@ async def test_a_copy_taken_while_the_index_changes_holds_all_that_stayed(
         assert set(await loaded.fingerprints()) >= set(await index.fingerprints()) - {"late"}
 
 
+async def test_the_file_is_its_owners_alone(written: Path) -> None:
+    """Vectors tell something of the questions that they were made of."""
+    assert [each.stat().st_mode & 0o077 for each in (written, written.parent)] == [0, 0]
+
+
 def test_there_is_none_at_first(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read_checkpoint(path, KIND, 100))

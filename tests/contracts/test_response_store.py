@@ -112,6 +112,30 @@ async def test_vectors_come_back_bit_by_bit_with_their_scope_and_expiry(opened: 
     np.testing.assert_array_equal(stored.vector, vector_of(1))
 
 
+async def test_fingerprints_come_with_their_expiry_vector_or_not(opened: Opened) -> None:
+    """The index compares itself with the store by these: a missing one would be taken out of it."""
+    for name, vector in (("a", vector_of(1)), ("b", None), ("gone", vector_of(2))):
+        await opened.store.put(entry_of(name), vector)
+    await opened.store.delete([hexed("gone")])
+    listed = dict([pair async for pair in opened.store.fingerprints()])
+    assert listed.keys() == {hexed("a"), hexed("b")}
+    for name in "ab":
+        entry = await opened.store.get(hexed(name))
+        assert entry is not None
+        assert listed[entry.fingerprint] == pytest.approx(entry.expires, abs=0.001)
+
+
+async def test_the_vectors_of_some_are_those_and_no_others(opened: Opened) -> None:
+    for i, name in enumerate("abc"):
+        await opened.store.put(entry_of(name), vector_of(i))
+    await opened.store.put(entry_of("without"), None)
+    wanted = [hexed(name) for name in ("c", "a", "without", "nothing")]
+    found = {stored.fingerprint: stored.vector for stored in await opened.store.vectors_of(wanted)}
+    assert found.keys() == {hexed("a"), hexed("c")}
+    np.testing.assert_array_equal(found[hexed("c")], vector_of(2))
+    assert list(await opened.store.vectors_of([])) == []
+
+
 async def test_a_thousand_entries_are_all_there(opened: Opened) -> None:
     for i in range(1000):
         await opened.store.put(entry_of(f"n{i}"), vector_of(i))
@@ -120,6 +144,7 @@ async def test_a_thousand_entries_are_all_there(opened: Opened) -> None:
     assert stats.bytes > 1000 * 16
     found = {stored.fingerprint: stored.vector async for stored in opened.store.vectors()}
     assert set(found) == {hexed(f"n{i}") for i in range(1000)}
+    assert {name async for name, _ in opened.store.fingerprints()} == set(found)
     np.testing.assert_array_equal(found[hexed("n437")], vector_of(437))
     assert (await opened.store.get(hexed("n999"))) is not None
 

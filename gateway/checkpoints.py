@@ -1,0 +1,85 @@
+"""Keeps a copy of the index on disk, so that a start need not read every vector from the store again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from pathlib import Path
+
+from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.faiss_owner import Closed
+from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, read_checkpoint, write_checkpoint
+from gateway.config import Config
+
+LOG = logging.getLogger("nearhit.index")
+
+
+class Checkpoints:
+    """Nothing is written before `complete` is set: an index that is not yet filled must not replace a good copy."""
+
+    def __init__(self, path: Path, index: FaissIndex, kind: Kind, *, max_entries: int, every_s: float) -> None:
+        self._path = path
+        self._index = index
+        self._kind = kind
+        self._max_entries = max_entries
+        self._every_s = every_s
+        self._saved = 0  # the index' changes that the file has
+        self._writing = threading.Lock()
+        self._loaded = False
+        self.complete = False
+
+    async def load(self) -> None:
+        """Once, at the start. Whatever does not fit is left: the store has everything."""
+        if self._loaded:
+            return
+        self._loaded = True
+        begun = time.perf_counter()
+        try:
+            await self._index.load(read_checkpoint(self._path, self._kind, self._max_entries))
+        except FileNotFoundError:
+            return
+        except (CheckpointRefused, OSError) as error:
+            LOG.warning("the index is read from the store, its checkpoint was refused", extra=_fields(error=str(error)))
+            return
+        took = round(time.perf_counter() - begun, 3)
+        LOG.info("the index was read from its checkpoint", extra=_fields(entries=self._index.size, seconds=took))
+
+    async def save(self) -> None:
+        """Writes the file if the index has changed since the last time. Never raises for what may be wrong with a
+        disk: the last file stays, and what it lacks is in the store."""
+        if self.complete and self._index.changes != self._saved:
+            await asyncio.to_thread(self._save)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.save()
+
+    def _save(self) -> None:
+        with self._writing:  # one that is still written when the gateway stops comes first
+            changes, begun = self._index.changes, time.perf_counter()
+            try:
+                count = write_checkpoint(self._path, self._kind, self._index.pieces())
+            except Closed:
+                return
+            except OSError as error:
+                LOG.warning("no checkpoint of the index was written", extra=_fields(error=str(error)))
+                return
+            self._saved = changes
+            took = round(time.perf_counter() - begun, 3)
+            LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=took))
+
+
+def checkpoints_of(config: Config, index: FaissIndex, kind: Kind) -> Checkpoints | None:
+    """In the data directory, as the configuration wants it; None: off."""
+    every_s = config.index.checkpoint
+    if every_s is None:
+        return None
+    path = config.data_dir / "index" / "checkpoint"
+    return Checkpoints(path, index, kind, max_entries=config.index.max_entries, every_s=every_s)
+
+
+def _fields(**fields: object) -> dict[str, object]:
+    return {"fields": fields}

@@ -1,0 +1,249 @@
+"""A gateway that starts again finds what it had: from its checkpoint, brought to what the store says now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import parts, recovery
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.redis_store import RedisStore
+from gateway.cache.feedback import Counterexamples
+from gateway.config import Config
+from gateway.ports import StoredVector
+from gateway.recovery import Recovery
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
+from tests.fixtures.fakes import ExactIndex, MemoryStore
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
+from tests.fixtures.stores import OutsideServer
+from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
+
+ASKED, SAME = "how do I reset the password of my account", "How do I reset the password of my account?"
+OTHER, OTHER_SAME = "which trains go to Vienna tomorrow morning", "Which trains go to Vienna tomorrow morning?"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fingerprints whose vectors were read from the store."""
+    fingerprints: list[str] = []
+    vectors_of = RedisStore.vectors_of
+
+    async def recorded(self: RedisStore, names: Sequence[str]) -> list[StoredVector]:
+        fingerprints.extend(names)
+        return await vectors_of(self, names)
+
+    monkeypatch.setattr(RedisStore, "vectors_of", recorded)
+    return fingerprints
+
+
+def config_for(upstream: Upstream, path: Path, url: str = "embedded", **index: Any) -> Config:
+    return config_of(
+        path,
+        {"main": {"adapter": "openai", "url": upstream.url}},
+        store={"url": url, "timeout": "10s", "front_size": "1kB"},
+        index=index,
+    )
+
+
+def is_semantic(answer: Answer) -> bool:
+    return answer.status == 200 and answer.cache_status == "nearhit; hit; detail=semantic"
+
+
+def is_miss(answer: Answer) -> bool:
+    return answer.status == 200 and answer.cache_status.startswith("nearhit; fwd=miss")
+
+
+def checkpoint(path: Path) -> Path:
+    return path / "index" / "checkpoint"
+
+
+async def asked(served: Served, *questions: str) -> None:
+    await recovered(served)
+    for question in questions:
+        assert is_miss(await served.chat(question))
+
+
+async def test_semantic_hits_survive_a_restart_without_a_vector_being_read(
+    upstream: Upstream, tmp_path: Path, read: list[str]
+) -> None:
+    config = config_for(upstream, tmp_path)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED, OTHER)
+    async with gateway_of(config) as served:
+        await recovered(served)
+        assert is_semantic(await served.chat(SAME))
+        assert is_semantic(await served.chat(OTHER_SAME))
+    assert read == []
+
+
+async def test_without_a_checkpoint_all_is_read_from_the_store(
+    upstream: Upstream, tmp_path: Path, read: list[str]
+) -> None:
+    config = config_for(upstream, tmp_path, checkpoint="off")
+    async with gateway_of(config) as served:
+        await asked(served, ASKED)
+    assert not checkpoint(tmp_path).exists()
+    async with gateway_of(config) as served:
+        await recovered(served)
+        assert is_semantic(await served.chat(SAME))
+    assert len(read) == 1
+
+
+async def test_what_was_deleted_while_the_gateway_was_down_is_not_served(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
+) -> None:
+    config = config_for(upstream, tmp_path, outside_store.url)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED, OTHER)
+        gone, _ = await served.gateway.parts.index.fingerprints()
+    outside_store.client.unlink(f"nearhit:1:entry:{gone}")
+    outside_store.client.zrem("nearhit:1:entries", gone)
+    async with gateway_of(config) as served:
+        await recovered(served)
+        assert gone not in await served.gateway.parts.index.fingerprints()
+        assert is_miss(await served.chat(SAME))
+        assert is_semantic(await served.chat(OTHER_SAME))
+
+
+async def test_what_is_deleted_behind_the_back_of_a_gateway_that_still_starts_is_not_served(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is searched before the store has been compared with it: the record decides."""
+    config = config_for(upstream, tmp_path, outside_store.url)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED)
+    outside_store.client.flushall()
+
+    async def never(self: Recovery) -> None:
+        served_early.append(self)
+        await asyncio.Event().wait()
+
+    served_early: list[Recovery] = []
+    monkeypatch.setattr(Recovery, "_reconcile", never)
+    async with gateway_of(config) as served:
+        await until(lambda: served_early)
+        assert served.gateway.parts.index.size == 1
+        assert is_miss(await served.chat(SAME))
+
+
+async def test_of_what_others_stored_meanwhile_just_that_is_read(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, read: list[str]
+) -> None:
+    config = config_for(upstream, tmp_path / "one", outside_store.url)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED)
+    async with gateway_of(config_for(upstream, tmp_path / "two", outside_store.url)) as other:
+        await asked(other, OTHER)
+    read.clear()
+    async with gateway_of(config) as served:
+        await recovered(served)
+        assert len(read) == 1
+        assert is_semantic(await served.chat(SAME))
+        assert is_semantic(await served.chat(OTHER_SAME))
+
+
+async def test_a_checkpoint_of_another_embedder_is_ignored(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Other(HashEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fingerprint = "hash/other"
+
+    config = config_for(upstream, tmp_path)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED)
+    monkeypatch.setattr(parts, "HashEncoder", Other)
+    with caplog.at_level(logging.WARNING):
+        async with gateway_of(config) as served:
+            await recovered(served)
+            assert served.gateway.parts.index.size == 0
+            assert is_miss(await served.chat(SAME))
+    assert "checkpoint was refused" in caplog.text
+
+
+async def test_a_damaged_checkpoint_is_replaced_from_the_store(
+    upstream: Upstream, tmp_path: Path, read: list[str]
+) -> None:
+    config = config_for(upstream, tmp_path)
+    async with gateway_of(config) as served:
+        await asked(served, ASKED)
+    damaged = bytearray(checkpoint(tmp_path).read_bytes())
+    damaged[-1] ^= 1
+    checkpoint(tmp_path).write_bytes(damaged)
+    async with gateway_of(config) as served:
+        await recovered(served)
+        assert is_semantic(await served.chat(SAME))
+    assert len(read) == 1
+    async with gateway_of(config) as served:
+        await recovered(served)
+    assert len(read) == 1, "the new one is sound"
+
+
+async def test_a_checkpoint_is_written_while_the_gateway_runs(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_for(upstream, tmp_path, checkpoint="5ms")) as served:
+        await asked(served, ASKED)
+        await until(checkpoint(tmp_path).exists)
+
+
+async def test_a_gateway_that_never_reached_its_store_leaves_the_checkpoint(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "RETRY_S", 0.01)
+    async with gateway_of(config_for(upstream, tmp_path, outside_store.url)) as served:
+        await asked(served, ASKED)
+    before = checkpoint(tmp_path).read_bytes()
+    async with gateway_of(config_for(upstream, tmp_path, outside_store.url.replace("s3cret", "wrong"))) as served:
+        await served.gateway.parts.index.add(hexed("x"), "s", vector_of(1, 384))
+        assert is_miss(await served.chat(OTHER))
+    assert checkpoint(tmp_path).read_bytes() == before
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def recovery_of(store: MemoryStore, index: ExactIndex, clock: FakeClock) -> Recovery:
+    class NoCounterexamples:
+        async def add_counterexample(self, key: str) -> None: ...
+
+        async def counterexamples(self) -> list[str]:
+            return []
+
+    return Recovery(store, NoCounterexamples(), index, Counterexamples(), clock)
+
+
+async def test_the_index_comes_to_hold_what_the_store_holds(clock: FakeClock) -> None:
+    store, index = MemoryStore(clock), ExactIndex(DIMENSION, max_entries=100)
+    for name in ("kept", "lacking"):
+        await store.put(entry_of(name), vector_of(1))
+    await store.put(entry_of("without"), None)
+    for name in ("kept", "gone"):
+        await index.add(hexed(name), hexed("scope"), vector_of(1))
+    await recovery_of(store, index, clock).run()
+    assert set(await index.fingerprints()) == {hexed("kept"), hexed("lacking")}
+
+
+async def test_what_is_stored_anew_during_the_comparison_stays(clock: FakeClock) -> None:
+    class Busy(MemoryStore):
+        """A request puts an entry after the listing has passed it."""
+
+        async def fingerprints(self) -> Any:
+            async for pair in super().fingerprints():
+                yield pair
+            await self.put(entry_of("anew"), vector_of(1))
+            await index.add(hexed("anew"), hexed("scope"), vector_of(1))
+
+    index = ExactIndex(DIMENSION, max_entries=100)
+    for name in ("anew", "gone"):
+        await index.add(hexed(name), hexed("scope"), vector_of(2))
+    await recovery_of(Busy(clock), index, clock).run()
+    assert list(await index.fingerprints()) == [hexed("anew")]
