@@ -47,6 +47,11 @@ class FaissIndex:
     def bytes(self) -> int:
         return self._contents.bytes
 
+    @property
+    def rebuilding(self) -> bool:
+        """Whether a partition is being rebuilt, or waits for it."""
+        return bool(self._rebuilder.asked)
+
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         self._check(vector)
         await self._owner.run(lambda: self._add(fingerprint, scope, vector))
@@ -105,7 +110,7 @@ class FaissIndex:
         if fingerprint in contents.ids:
             self._remove([fingerprint])
         while len(contents.ids) >= self._max_entries:
-            self._remove([next(iter(contents.ids))])
+            self._remove([contents.oldest()])
         self._rebuilder.added(scope, contents.add(fingerprint, scope, vector))
         self._rebuilder.consider(scope)
         self.changes += 1

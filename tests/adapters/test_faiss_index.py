@@ -170,6 +170,16 @@ async def test_a_training_that_fails_leaves_the_old_form_and_is_not_repeated_at_
         assert sorted(await found(index)) == sorted(map(str, range(30)))
 
 
+async def test_the_oldest_leave_in_order_however_many_came_and_went_before() -> None:
+    with closing(FaissIndex(DIMENSION, max_entries=3)) as index:
+        for i in range(5000):
+            await index.add(str(i), "s", vector_of(0))
+            if i % 2:
+                await index.remove([str(i)])
+        assert len(index._contents.ages) < 2000, "what is gone is forgotten now and then"
+        assert sorted(await index.fingerprints()) == ["4996", "4998"]
+
+
 async def test_closing_ends_a_training() -> None:
     begun, ended = threading.Event(), threading.Event()
 
