@@ -79,6 +79,13 @@ def access_fields(
             fields["backend"] = provenance.backend
         if provenance.similarity is not None:
             fields["similarity"] = round(provenance.similarity, 4)
+    if trace.judged is not None:
+        fields["judged"] = {
+            "similarity": round(trace.judged.similarity, 4),
+            "score": round(trace.judged.score, 4),
+            "threshold": round(trace.judged.threshold, 4),
+            "probability": round(trace.judged.probability, 4),
+        }
     if trace.complexity is not None:
         fields["complexity"] = round(trace.complexity, 4)
     if trace.note is not None:

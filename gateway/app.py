@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from gateway.adapters.index_checkpoint import Kind
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
-from gateway.cache.feedback import Counterexamples, ServedHits
+from gateway.cache.control.controls import Controls
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.served import ServedHits
 from gateway.checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
@@ -73,6 +74,7 @@ class Parts:
     index: VectorIndex
     embedder: Embedder
     verifier: Verifier
+    controls: Controls
     lanes: Mapping[str, Lane]
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
@@ -104,7 +106,9 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
             admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
-            SemanticLookup(parts.index, parts.store, parts.verifier, clock, telemetry, route.semantic, parts.memory),
+            SemanticLookup(
+                parts.index, parts.store, parts.verifier, parts.controls, clock, telemetry, route.semantic, parts.memory
+            ),
         ]
     backends = {name: parts.lanes[name].backend for name in route.target.backends}
     return Chains(
@@ -136,7 +140,7 @@ class Gateway:
         self._observer = Observer(parts.telemetry, parts.clock, access_log)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
-        self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.clock)
+        self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.controls, parts.clock)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(
@@ -177,10 +181,7 @@ class Gateway:
         telemetry.policy_info.values.clear()
         telemetry.policy_info.set(policy.hash, value=1.0)
         for route in policy.routes:
-            # No audits yet: nothing is known of the ratio, and its interval is everything.
-            telemetry.wrong_hit_ratio.values.setdefault((route.name,), math.nan)
-            telemetry.wrong_hit_ratio_low.values.setdefault((route.name,), 0.0)
-            telemetry.wrong_hit_ratio_high.values.setdefault((route.name,), 1.0)
+            self.parts.controls.of(route.name)  # shown from the start, with all that is not known yet
         return table
 
     def handler(self) -> Handler:
@@ -197,7 +198,9 @@ class Gateway:
                     fallback=dialects[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                Feedback(self.parts.memory, self.stores.redis, telemetry),  # about an answer, so no route of its own
+                Feedback(
+                    self.parts.memory, self.parts.controls, self.stores.redis, telemetry
+                ),  # has no route of its own
                 ApplyPolicy(self._current, dialects),
             ],
             _nowhere,
@@ -273,11 +276,14 @@ async def running(
         backends = build_backends(config, environ, clock)
         for backend in backends.values():
             stack.push_async_callback(backend.close)
+        telemetry, verifier = Telemetry(), build_verifier(config.verifier)
+        basis = f"{encoder.fingerprint} {verifier.basis}"
         parts = Parts(
             store=stores.front,
             index=index,
             embedder=embedder,
-            verifier=build_verifier(config.verifier),
+            verifier=verifier,
+            controls=Controls(verifier.prior, basis, telemetry.requests_of),
             lanes={name: Lane(backend) for name, backend in backends.items()},
             prices={
                 n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()
@@ -285,7 +291,7 @@ async def running(
             flights={},
             hardness=await hardness_of(config, embedder),
             clock=clock,
-            telemetry=Telemetry(),
+            telemetry=telemetry,
             max_entry=config.store.max_entry,
             memory=Memory(ServedHits(), Counterexamples()),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.adapters.front_store import FrontStore
+from gateway.cache.control.controls import Controls
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, VectorIndex
 from gateway.stages.dispatch import Lane
@@ -13,12 +14,19 @@ from gateway.telemetry import Telemetry
 
 class Gauges:
     def __init__(
-        self, telemetry: Telemetry, lanes: Mapping[str, Lane], store: FrontStore, index: VectorIndex, clock: Clock
+        self,
+        telemetry: Telemetry,
+        lanes: Mapping[str, Lane],
+        store: FrontStore,
+        index: VectorIndex,
+        controls: Controls,
+        clock: Clock,
     ) -> None:
         self._telemetry = telemetry
         self._lanes = lanes
         self._store = store
         self._index = index
+        self._controls = controls
         self._clock = clock
 
     async def sample(self) -> None:
@@ -26,6 +34,7 @@ class Gauges:
         for name, lane in self._lanes.items():
             telemetry.backend_inflight.set(name, value=lane.backend.inflight)
             telemetry.breaker_state.set(name, value=lane.breaker.state(now))
+        self._sample_quality()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)
         telemetry.cache_entries.set("index", value=self._index.size)
@@ -36,3 +45,16 @@ class Gauges:
             return  # the last figures stand
         telemetry.cache_entries.set("store", value=stored.entries)
         telemetry.cache_bytes.set("store", value=stored.bytes)
+
+    def _sample_quality(self) -> None:
+        telemetry = self._telemetry
+        for route, control in self._controls.all():
+            estimate = control.estimate()
+            telemetry.wrong_hit_ratio.set(route, value=estimate.of_all)
+            telemetry.wrong_hit_ratio_low.set(route, value=estimate.of_all_low)
+            telemetry.wrong_hit_ratio_high.set(route, value=estimate.of_all_high)
+            telemetry.wrong_of_served_ratio.set(route, value=estimate.of_served)
+            telemetry.wrong_of_served_ratio_low.set(route, value=estimate.of_served_low)
+            telemetry.wrong_of_served_ratio_high.set(route, value=estimate.of_served_high)
+            if control.in_force is not None:
+                telemetry.acceptance_threshold.set(route, value=control.in_force)

@@ -7,7 +7,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.messages import Admission, Call, Embedding, Entry, Event, Neighbour, Request, Response, Vector
+from gateway.messages import (
+    Admission,
+    Call,
+    Embedding,
+    Entry,
+    Event,
+    Neighbour,
+    Refusal,
+    Request,
+    Response,
+    Vector,
+)
 
 
 class Clock(Protocol):
@@ -104,6 +115,14 @@ class CounterexampleStore(Protocol):
         """The keys, oldest first; bounded, the oldest are forgotten."""
 
 
+class LearningStore(Protocol):
+    """What routes have learnt, over a restart. Raises `StoreUnavailable`."""
+
+    async def put_learning(self, route: str, snapshot: bytes) -> None: ...
+
+    async def learning(self, route: str) -> bytes | None: ...
+
+
 class NearStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 
@@ -142,22 +161,39 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """Whether a candidate's answer may be served. `reason` names what spoke against it."""
+class Opinion:
+    """What a verifier thinks of serving a candidate's answer."""
 
-    accepted: bool
-    reason: str | None
-    threshold: float  # what `similarity` (or the probability) was held against, in [0, 1]
+    score: float  # rises with the chance of being right, at most 1: what a route's threshold is held against
+    probability: float  # that the answer is right, in [0, 1], as calibrated on the verifier's own material
+    veto: Refusal | None = None  # not to be served whatever the score
+    doubt: Refusal | None = None  # what spoke against it most: the reason if it is refused
+
+
+PriorBands = Sequence[tuple[float, float]]
+"""By band of scores (`gateway.cache.control.ledger`): the share of neighbours that were wrong, and neighbours met a
+request, on the material that a verifier was calibrated on."""
 
 
 class Verifier(Protocol):
-    """Decides whether the answer to a stored question answers this one."""
+    """Judges whether the answer to a stored question answers this one. Whether it is served, the route decides."""
 
-    def floor(self, acceptance: Acceptance) -> float:
-        """The similarity in [0, 1] below which nothing is ever accepted: such neighbours need not be read."""
+    @property
+    def basis(self) -> str:
+        """Names it and its weights: scores of different bases are never compared."""
 
-    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
-        """One judgement a candidate, in order."""
+    @property
+    def prior(self) -> PriorBands: ...
+
+    @property
+    def floor(self) -> float:
+        """The similarity in [0, 1] below which no neighbour is worth reading."""
+
+    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        """One a candidate, in order."""
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        """A closer and dearer look, for candidates near the threshold. None: it has none to give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +279,9 @@ class Dialect(Protocol):
 
     def shown(self, call: Call, event: Event) -> bool:
         """Whether this client asked for this event; the gateway itself may have asked for more."""
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        """What a finished answer says, as plain text; None where it is not text alone. `payload` as in `Entry`."""
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer: ...
 

@@ -124,6 +124,19 @@ class Telemetry(Collector):
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
         )
+        self.labels = Counter(
+            "nearhit_labels_total",
+            "Lookups that turned out right or wrong, by what told it",
+            ("route", "source", "label"),
+        )
+        self.second_opinions = Counter(
+            "nearhit_second_opinions_total",
+            "Lookups near the threshold, by whether they were looked at closer",
+            ("route", "outcome"),
+        )
+        self.acceptance_threshold = Gauge(
+            "nearhit_acceptance_threshold", "Score that a neighbour must reach to be served", ("route",)
+        )
         self.feedback = Counter("nearhit_feedback_total", "What clients said of semantic hits", ("route", "verdict"))
         self.backend_requests = Counter(
             "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
@@ -146,10 +159,23 @@ class Telemetry(Collector):
         self.wrong_hit_ratio_high = Gauge(
             "nearhit_wrong_hit_ratio_high", "Upper end of the 95 % interval of the wrong-hit ratio", ("route",)
         )
+        self.wrong_of_served_ratio = Gauge(
+            "nearhit_wrong_of_served_ratio", "Wrong semantic hits over semantic hits; NaN without any audit", ("route",)
+        )
+        self.wrong_of_served_ratio_low = Gauge(
+            "nearhit_wrong_of_served_ratio_low", "Lower end of the 95 % interval of wrong over served", ("route",)
+        )
+        self.wrong_of_served_ratio_high = Gauge(
+            "nearhit_wrong_of_served_ratio_high", "Upper end of the 95 % interval of wrong over served", ("route",)
+        )
         self.policy_reload_ok = Gauge(
             "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
         )
         self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
+
+    def requests_of(self, route: str) -> int:
+        """All requests that a route has answered since the start."""
+        return int(sum(count for labels, count in self.requests.values.items() if labels[0] == route))
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
         return (value for value in vars(self).values() if isinstance(value, Counter | Gauge | Histogram))

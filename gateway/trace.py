@@ -7,15 +7,21 @@ request ends in an error and no response of theirs comes back.
 from __future__ import annotations
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
+
+if TYPE_CHECKING:
+    from gateway.cache.judged import Judged
 
 
 class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
-    __slots__ = ("_clock", "complexity", "dialect", "expose_headers", "note", "route", "served", "spans", "tenant")
+    __slots__ = (
+        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "route", "served", "spans", "tenant",
+    )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,6 +31,7 @@ class Trace:
         self.tenant = ""
         self.expose_headers = True
         self.served: tuple[Entry, float] | None = None  # of an exact hit: the entry and the time to live it is held to
+        self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
         self.complexity: float | None = None  # in [0, 1]
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 
@@ -36,8 +43,11 @@ class Trace:
         self.spans[name] = self.spans.get(name, 0.0) + seconds
 
     def server_timing(self) -> str:
-        """The header's value: milliseconds with 0.1 ms resolution."""
-        return ", ".join(f"{name};dur={1e3 * seconds:.1f}" for name, seconds in self.spans.items())
+        """The header's value: milliseconds with 0.1 ms resolution, and what the verification came to."""
+        told = "" if self.judged is None else f';desc="p={self.judged.probability:.3f}"'
+        return ", ".join(
+            f"{name}{told if name == 'verify' else ''};dur={1e3 * seconds:.1f}" for name, seconds in self.spans.items()
+        )
 
 
 class Span:

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MAX_SERVED = 20_000  # hits that feedback can still refer to: some 8 MB
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
 
 
@@ -23,30 +22,8 @@ class Relation:
         return f"{self.scope}:{self.asked}:{self.fingerprint}"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    route: str
-    relation: Relation
-
-
 def relation_of(scope: str, question: str, fingerprint: str) -> Relation:
     return Relation(scope, hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(), fingerprint)
-
-
-class ServedHits:
-    """The last semantic hits by tenant and request id. A tenant can refer to its own alone."""
-
-    def __init__(self, limit: int = MAX_SERVED) -> None:
-        self._limit = limit
-        self._hits: OrderedDict[tuple[str, str], Served] = OrderedDict()
-
-    def add(self, tenant: str, request_id: str, served: Served) -> None:
-        self._hits[tenant, request_id] = served
-        if len(self._hits) > self._limit:
-            self._hits.popitem(last=False)
-
-    def get(self, tenant: str, request_id: str) -> Served | None:
-        return self._hits.get((tenant, request_id))
 
 
 class Counterexamples:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from gateway.cache import lexical
-from gateway.cache.calibration import by_similarity, minimum_score
+from gateway.cache.acceptance import FLOOR, PRIOR
 from gateway.cache.features import ALIGNMENT_NAMES, LONGEST, NAMES, NEUTRAL, WORD_NAMES, FloatArray, Text, features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
-from gateway.ports import Acceptance, Candidate, Judgement
+from gateway.ports import Candidate, Opinion
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -85,40 +85,31 @@ def weights_from(about: bytes, arrays: bytes) -> Weights:
 
 
 class LearnedVerifier:
-    """Implements `Verifier`. A policy with a plain `min_similarity` gets just that."""
+    """Implements `Verifier`."""
+
+    basis = "learned-1"
+    floor = FLOOR
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        self.prior = PRIOR
 
-    def floor(self, acceptance: Acceptance) -> float:
-        if acceptance.min_similarity is not None:
-            return acceptance.min_similarity
-        budget = acceptance.max_wrong_hits or 0.0
-        return min(minimum_score(each.points, budget) for each in (self._weights.words, self._weights.tokens))
-
-    async def judge(self, question: str, candidates: Sequence[Candidate], acceptance: Acceptance) -> list[Judgement]:
+    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        asked = Text(question)
         stored = [Text(candidate.question) for candidate in candidates]
-        return self.decide(Text(question), stored, [candidate.similarity for candidate in candidates], acceptance)
+        scores, aligned = self.scores(asked, stored, [candidate.similarity for candidate in candidates])
+        return [
+            Opinion(
+                score,
+                self.probability(score, has_tokens),
+                veto=_payload(question, other.text),
+                doubt=_doubt(question, other.text),
+            )
+            for other, score, has_tokens in zip(stored, scores, aligned, strict=True)
+        ]
 
-    def decide(
-        self, asked: Text, stored: Sequence[Text], similarities: Sequence[float], acceptance: Acceptance
-    ) -> list[Judgement]:
-        """One judgement a stored question. With token vectors on both sides, alignment counts too."""
-        if acceptance.min_similarity is not None:
-            plain = acceptance.min_similarity
-            return [by_similarity(similarity, plain) for similarity in similarities]
-        budget = acceptance.max_wrong_hits or 0.0
-        scores, aligned = self.scores(asked, stored, similarities)
-        judgements = []
-        for text, similarity, score, has_tokens in zip(stored, similarities, scores, aligned, strict=True):
-            points = (self._weights.tokens if has_tokens else self._weights.words).points
-            least = minimum_score(points, budget)
-            if score >= least:
-                reason = _payload(asked.text, text.text)
-            else:
-                reason = _reason(asked.text, text.text, similarity, least)
-            judgements.append(Judgement(reason is None, reason, least))
-        return judgements
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        return None
 
     def scores(
         self, asked: Text, stored: Sequence[Text], similarities: Sequence[float]
@@ -163,11 +154,9 @@ def _payload(asked: str, stored: str) -> Refusal | None:
     return Refusal.PAYLOAD if differ else None
 
 
-def _reason(asked: str, stored: str, similarity: float, least: float) -> Refusal:
-    if similarity < least:
-        return Refusal.SIMILARITY
-    found = lexical.difference(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
-    return found or Refusal.SIMILARITY
+def _doubt(asked: str, stored: str) -> Refusal | None:
+    """What a rule names as different: the reason to show where the score does not suffice."""
+    return lexical.difference(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:

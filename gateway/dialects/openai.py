@@ -13,7 +13,7 @@ import orjson
 
 from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import parse_object
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
 from gateway.ports import Inspection, TextAnswer
 
@@ -57,6 +57,12 @@ class OpenAI:
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        try:
+            return answers.text(call.operation, self.whole(call, payload) if streamed else payload[0])
+        except Malformed:
+            return None
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         return answers.embeddings(vectors, model, base64=call.body.get("encoding_format") == "base64")

@@ -56,6 +56,21 @@ def _judge_choices(choices: Sequence[Mapping[str, Any]]) -> Admission:
     return Admission.STORED
 
 
+def text(operation: str, whole: bytes) -> str | None:
+    """What all choices of a whole body say, a blank line between them; None where any says it in another way (a tool
+    call, a refusal, audio). Raises `Malformed`."""
+    with reading():
+        choices = orjson.loads(whole)["choices"]
+        if operation == "completions":
+            texts = [choice["text"] for choice in choices]
+        else:
+            messages = [choice["message"] for choice in choices]
+            if any(message.get("tool_calls") or message.get("refusal") or message.get("audio") for message in messages):
+                return None
+            texts = [message["content"] for message in messages]
+        return "\n\n".join(texts) if texts and all(isinstance(said, str) and said for said in texts) else None
+
+
 def is_usage_chunk(data: bytes) -> bool:
     """The extra chunk of `stream_options.include_usage`: usage and no choices."""
     try:

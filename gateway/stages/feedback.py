@@ -1,6 +1,7 @@
 """POST /v1/feedback: a client says that a semantic hit was right or wrong.
 
-What was wrong is not served for that question again, by any gateway on this store, also after a restart.
+What was wrong is not served for that question again, by any gateway on this store, also after a restart; and either
+word moves the route's threshold and its memory of what is near.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.feedback import Counterexamples, ServedHits
+from gateway.cache.control.controls import Controls
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, NotFound, StoreUnavailable
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
@@ -32,8 +36,9 @@ class Memory:
 
 
 class Feedback:
-    def __init__(self, memory: Memory, store: CounterexampleStore, telemetry: Telemetry) -> None:
+    def __init__(self, memory: Memory, controls: Controls, store: CounterexampleStore, telemetry: Telemetry) -> None:
         self._memory = memory
+        self._controls = controls
         self._store = store
         self._telemetry = telemetry
 
@@ -49,14 +54,25 @@ class Feedback:
             )
         request.trace.route = served.route
         self._telemetry.feedback.add(served.route, verdict)
+        if not served.told:
+            self._memory.served.tell(request.tenant, request_id)
+            self._learn(served, verdict)
         kept = True
         if verdict == "wrong":
-            key = served.relation.key()
+            key = served.judged.relation.key()
             self._memory.counterexamples.add([key])
             kept = await self._keep(key)
         body = {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
         provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
         return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
+
+    def _learn(self, served: Served, verdict: str) -> None:
+        control = self._controls.of(served.route)
+        label = Label(verdict)
+        control.learn(served.judged.observed(label))
+        if label is Label.WRONG:
+            control.complained()
+        self._telemetry.labels.add(served.route, "feedback", label)
 
     async def _keep(self, key: str) -> bool:
         """False: this gateway heeds it until it restarts, the others do not know."""

@@ -1,23 +1,28 @@
-"""Has this question been answered in other words? Neighbours within the scope, then the verifier's word."""
+"""Has this question been answered in other words? Neighbours within the scope, the verifier's opinion, and the route's
+own threshold."""
 
 from __future__ import annotations
 
 import logging
 
-from gateway.cache.feedback import Served, relation_of
+from gateway.cache.control.controls import Controls
+from gateway.cache.feedback import relation_of
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import answer_from
+from gateway.cache.judged import Judged, best, judged
+from gateway.cache.served import Served
 from gateway.errors import StoreUnavailable
 from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.policy.model import Semantic
-from gateway.ports import Candidate, Clock, ResponseStore, VectorIndex, Verifier
+from gateway.ports import Candidate, Clock, Opinion, ResponseStore, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.semantic")
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
 MAX_CANDIDATES = 4
+Found = tuple[Entry, Neighbour, Freshness]
 
 
 class SemanticLookup:
@@ -26,6 +31,7 @@ class SemanticLookup:
         index: VectorIndex,
         store: ResponseStore,
         verifier: Verifier,
+        controls: Controls,
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
@@ -34,10 +40,13 @@ class SemanticLookup:
         self._index = index
         self._store = store
         self._verifier = verifier
+        self._controls = controls
         self._clock = clock
         self._telemetry = telemetry
         self._rule = rule
         self._memory = memory
+        plain = rule.acceptance.min_similarity
+        self._floor = verifier.floor if plain is None else plain
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         call, embedding = request.call, request.embedding
@@ -51,39 +60,56 @@ class SemanticLookup:
             hit = None
         if hit is None:
             return await forward(request)
-        entry, freshness, similarity = hit
-        return answer_from(entry, freshness, Verdict.SEMANTIC, similarity)
+        served, freshness = hit
+        return answer_from(served.entry, freshness, Verdict.SEMANTIC, served.similarity)
 
-    async def _find(self, request: Request, call: Call, embedding: Embedding) -> tuple[Entry, Freshness, float] | None:
-        trace = request.trace
-        with trace.span("search"):
+    async def _find(self, request: Request, call: Call, embedding: Embedding) -> tuple[Judged, Freshness] | None:
+        with request.trace.span("search"):
             neighbours = await self._index.search(request.scope, embedding.vector, MAX_CANDIDATES)
-            near = [n for n in neighbours if n.similarity >= self._verifier.floor(self._rule.acceptance)]
-            candidates = [found for n in near if (found := await self._read(request, n)) is not None]
-        if not candidates:
+            near = [n for n in neighbours if n.similarity >= self._floor]
+            found = [each for n in near if (each := await self._read(request, n)) is not None]
+        if not found:
             if neighbours and not near:
                 self._refused(request, Refusal.SIMILARITY)
             return None
-        with trace.span("verify"):
-            judgements = await self._verifier.judge(
-                call.question or "",
-                [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in candidates],
-                self._rule.acceptance,
-            )
-        reason = judgements[0].reason
-        for (entry, neighbour, freshness), judgement in zip(candidates, judgements, strict=True):
-            if not judgement.accepted:
-                continue
-            relation = relation_of(request.scope, call.question or "", entry.fingerprint)
-            if relation in self._memory.counterexamples:
-                reason = Refusal.COUNTEREXAMPLE
-                continue
-            self._memory.served.add(request.tenant, request.id, Served(request.route, relation))
-            return entry, freshness, neighbour.similarity
-        self._refused(request, reason)
-        return None
+        with request.trace.span("verify"):
+            chosen = await self._judge(request, call, embedding, found)
+        request.trace.judged = chosen
+        if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None:
+            self._controls.of(request.route).met(chosen.score)
+        if chosen.reason is not None:
+            self._refused(request, chosen.reason)
+            return None
+        self._controls.of(request.route).hit()
+        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen))
+        return chosen, next(freshness for entry, _, freshness in found if entry is chosen.entry)
 
-    async def _read(self, request: Request, neighbour: Neighbour) -> tuple[Entry, Neighbour, Freshness] | None:
+    async def _judge(self, request: Request, call: Call, embedding: Embedding, found: list[Found]) -> Judged:
+        """The best of what was found, and whether it may be served."""
+        question, acceptance = call.question or "", self._rule.acceptance
+        control = self._controls.of(request.route)
+        candidates = [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in found]
+
+        def held(at: int, opinion: Opinion) -> Judged:
+            entry, neighbour, _ = found[at]
+            relation = relation_of(request.scope, question, entry.fingerprint)
+            if relation in self._memory.counterexamples:
+                opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
+            return judged(entry, relation, embedding.vector, neighbour.similarity, opinion, control, acceptance)
+
+        if acceptance.min_similarity is not None:
+            opinions = [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
+        else:
+            opinions = await self._verifier.opinions(question, candidates)
+        chosen = best([held(at, opinion) for at, opinion in enumerate(opinions)])
+        if acceptance.min_similarity is None and chosen.gray:
+            at = next(i for i, (entry, _, _) in enumerate(found) if entry is chosen.entry)
+            closer = await self._verifier.second_opinion(question, candidates[at], chosen.opinion)
+            self._telemetry.second_opinions.add(request.route, "none" if closer is None else "asked")
+            chosen = chosen if closer is None else held(at, closer)
+        return chosen
+
+    async def _read(self, request: Request, neighbour: Neighbour) -> Found | None:
         """The neighbour's record, if it still lives and is this scope's: the index may lag behind the store."""
         entry = await self._store.get(neighbour.fingerprint)
         if entry is None:

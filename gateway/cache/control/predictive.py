@@ -1,0 +1,65 @@
+"""What counts of the past say of the next requests. Pure; the formulas are those of the textbooks they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def chance_of_more(mean: float, variance: float, limit: int) -> float:
+    """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
+    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6)."""
+    if mean <= 0:
+        return 0.0
+    variance = max(variance, mean * (1 + 1e-6))
+    size, success = mean * mean / (variance - mean), mean / variance
+    log_term, log_failure, below = size * math.log(success), math.log1p(-success), 0.0
+    for k in range(limit + 1):
+        below += math.exp(log_term)
+        log_term += math.log((size + k) / (k + 1)) + log_failure
+    return max(0.0, 1.0 - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Neighbouring bands that share one rate."""
+
+    first: int  # the lowest band of the pool
+    events: float
+    trials: float
+
+    @property
+    def rate(self) -> float:
+        return self.events / self.trials
+
+    @property
+    def variance(self) -> float:
+        """Of the rate, as that of a beta distribution with these counts."""
+        return self.rate * (1 - self.rate) / (self.trials + 1)
+
+
+def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
+    """Rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are positive.
+
+    Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
+    up to where it decides.
+    """
+    pools: list[Pool] = []
+    for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
+        pool = Pool(band, event, trial)
+        while pools and pool.rate > pools[-1].rate:
+            last = pools.pop()
+            pool = Pool(last.first, last.events + pool.events, last.trials + pool.trials)
+        pools.append(pool)
+    return pools
+
+
+def wilson(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:
+    """The score interval of a share (Wilson 1927); `trials` may be an effective number. z = 1.96: 95 %."""
+    if trials <= 0:
+        return 0.0, 1.0
+    square = z * z / trials
+    centre = (rate + square / 2) / (1 + square)
+    half = z * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials)) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,167 @@
+"""One route's promise: what may be served, what is audited, what labels change. Pure but for its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import msgpack
+import numpy as np
+
+from gateway.cache.control.evidence import Evidence, Labelled
+from gateway.cache.control.ledger import BANDS, Ledger, band_of
+from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
+from gateway.messages import Vector
+from gateway.ports import Acceptance, PriorBands
+
+VERSION = 1
+REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.5 ms each
+
+
+class SnapshotInvalid(ValueError):
+    """What was kept does not fit this gateway; the route starts from the calibration again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What became known of a lookup's best neighbour."""
+
+    vector: Vector  # of the question
+    score: float  # with which it was judged, evidence included
+    probability: float  # that the verifier gave
+    label: Label
+
+
+class RouteControl:
+    """`basis` names embedder and verifier: what was learnt with others does not count."""
+
+    def __init__(self, prior: PriorBands, basis: str, *, learn: bool = True) -> None:
+        self._basis = basis
+        self._prior = prior
+        self.learning = learn
+        self._forget()
+
+    def _forget(self) -> None:
+        self.version = 0  # counts what was learnt
+        self._ledger = Ledger(self._prior)
+        self._evidence = Evidence()
+        self._wrong_hits = WrongHits()
+        self._requests = 0
+        self._stale = 0
+        self._thresholds: dict[float, float] = {}
+        self._weights: list[float] = [1.0] * BANDS
+        self.in_force: float | None = None  # the threshold that the last lookup was held against
+
+    def reset(self) -> None:
+        """Forgets all that was learnt; the counters of requests go on."""
+        requests = self._requests
+        self._forget()
+        self._requests = requests
+
+    def advance(self, requests: int) -> None:
+        """`requests`: all of the route since the gateway started. A smaller number than before is ignored."""
+        new = requests - self._requests
+        if new > 0:
+            self._requests = requests
+            self._ledger.advance(new)
+            self._wrong_hits.advance(new)
+
+    # A lookup
+
+    def score(self, vector: Vector, score: float) -> float:
+        """The verifier's score, moved by what is known near this question."""
+        return score + self._evidence.shift(vector) if self.learning else score
+
+    def threshold(self, acceptance: Acceptance) -> float:
+        """The score that a neighbour must reach; with a plain `min_similarity` that is it."""
+        if acceptance.min_similarity is not None:
+            self.in_force = acceptance.min_similarity
+            return acceptance.min_similarity
+        budget = acceptance.max_wrong_hits or 0.0
+        known = self._thresholds.get(budget)
+        if known is None or self._stale >= REFRESH_EVERY:
+            if self._stale >= REFRESH_EVERY:
+                self._thresholds.clear()
+                self._stale = 0
+            known = self._thresholds[budget] = self._ledger.threshold(budget)
+            self._weights = self._ledger.audit_weights(known)
+        self.in_force = known
+        return known
+
+    def probability(self, score: float) -> float:
+        """That an answer of this score is right on this route, in [0, 1]."""
+        return 1.0 - self._ledger.wrong_share(score)
+
+    def met(self, score: float) -> None:
+        """A request's best neighbour has this score, whatever becomes of it."""
+        self._ledger.meet(score)
+        self._stale += 1
+
+    def hit(self) -> None:
+        self._wrong_hits.hit()
+
+    def audit_chance(self, score: float, share: float) -> float:
+        """With which a hit of this score is audited so that `share` of all hits are, on average."""
+        return min(1.0, share * self._weights[band_of(score)])
+
+    # What became known
+
+    def learn(self, observation: Observation) -> None:
+        """From a miss, an audit or feedback."""
+        if observation.label is Label.UNDECIDED or not self.learning:
+            return
+        wrong = observation.label is Label.WRONG
+        self._ledger.label(observation.score, float(wrong))
+        self._evidence.add(Labelled(observation.vector, observation.probability, float(not wrong)))
+        self._stale += 1
+        self.version += 1
+
+    def audited(self, label: Label, chance: float) -> None:
+        self._wrong_hits.audited(label, chance)
+        self.version += 1
+
+    def complained(self) -> None:
+        self._wrong_hits.complained()
+        self.version += 1
+
+    def estimate(self) -> Estimate:
+        return self._wrong_hits.estimate()
+
+    @property
+    def labels(self) -> int:
+        """How many labelled lookups speak for and against scores near them."""
+        return len(self._evidence)
+
+    # Over a restart
+
+    def snapshot(self) -> bytes:
+        ledger = self._ledger
+        arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
+        packed: bytes = msgpack.packb(
+            (VERSION, self._basis, arrays, ledger.requests, asdict(self._wrong_hits), self._evidence.rows())
+        )
+        return packed
+
+    def restore(self, data: bytes) -> None:
+        """Raises `SnapshotInvalid`."""
+        try:
+            version, basis, arrays, requests, wrong_hits, rows = msgpack.unpackb(data, use_list=False)
+            if (version, basis) != (VERSION, self._basis):
+                raise SnapshotInvalid(f"learnt by version {version!r} with {basis!r}, expected {self._basis!r}")
+            labels, wrong, met = (_counts(array) for array in arrays)
+            evidence = Evidence()
+            evidence.restore(*rows)
+            known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise SnapshotInvalid(str(error) or type(error).__name__) from None
+        self._ledger.labels, self._ledger.wrong, self._ledger.met = labels, wrong, met
+        self._ledger.requests = float(requests)
+        self._evidence, self._wrong_hits = evidence, known
+        self._thresholds.clear()
+
+
+def _counts(values: Sequence[float]) -> np.ndarray:
+    array = np.array(values, np.float64)
+    if array.shape != (BANDS,) or not np.isfinite(array).all() or (array < 0).any():
+        raise SnapshotInvalid(f"{array.shape} counts, expected {BANDS} that are not negative")
+    return array

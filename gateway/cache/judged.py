@@ -1,0 +1,65 @@
+"""What a lookup decided about the best stored answer, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.cache.control.route_control import Observation, RouteControl
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.feedback import Relation
+from gateway.messages import Entry, Refusal, Vector
+from gateway.ports import Acceptance, Opinion
+
+# So near the threshold, a closer look is worth its milliseconds: in the development stream 8 to 15 % of lookups.
+GRAY = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`reason` None: it may be served."""
+
+    entry: Entry
+    relation: Relation
+    vector: Vector  # of the question that was asked
+    similarity: float
+    opinion: Opinion
+    score: float  # the opinion's, moved by what the route has learnt near this question
+    threshold: float
+    probability: float  # that the stored answer is right, by the route's own labels
+    reason: Refusal | None
+
+    @property
+    def gray(self) -> bool:
+        """Neither clear: too near the threshold for the first opinion."""
+        return self.opinion.veto is None and abs(self.score - self.threshold) < GRAY
+
+    def observed(self, label: Label) -> Observation:
+        return Observation(self.vector, self.score, self.opinion.probability, label)
+
+
+def judged(
+    entry: Entry,
+    relation: Relation,
+    vector: Vector,
+    similarity: float,
+    opinion: Opinion,
+    control: RouteControl,
+    acceptance: Acceptance,
+) -> Judged:
+    """Holds one candidate against the route's threshold; with `min_similarity` its similarity, and nothing else."""
+    threshold = control.threshold(acceptance)
+    if acceptance.min_similarity is not None:
+        refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
+        return Judged(entry, relation, vector, similarity, opinion, similarity, threshold, opinion.probability, refused)
+    score = control.score(vector, opinion.score)
+    reason = opinion.veto
+    if reason is None and score < threshold:
+        reason = opinion.doubt or Refusal.SIMILARITY
+    probability = 0.0 if opinion.veto else control.probability(score)
+    return Judged(entry, relation, vector, similarity, opinion, score, threshold, probability, reason)
+
+
+def best(judgements: Sequence[Judged]) -> Judged:
+    """The one to serve or to learn from: what no veto speaks against first, then the highest score."""
+    return max(judgements, key=lambda each: (each.opinion.veto is None, each.score))
