@@ -151,11 +151,12 @@ class RouteControl:
             labels, wrong, met = (_counts(array) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
+            met_requests = float(requests)
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.labels, self._ledger.wrong, self._ledger.met = labels, wrong, met
-        self._ledger.requests = float(requests)
+        self._ledger.requests = met_requests
         self._evidence, self._wrong_hits = evidence, known
         self._thresholds.clear()
 
