@@ -1,1 +1,1 @@
-"""Holds `max_wrong_hits`: learns from labelled lookups which scores may be served on a route. Pure; no clock, no I/O."""
+"""Holds `max_wrong_hits`: learns from labelled lookups which scores a route may serve. Pure: no clock, no I/O."""
