@@ -185,7 +185,19 @@ def _piece(fields: dict[str, Any], dimension: int, lists: Lists | None) -> Piece
     else:
         vectors = np.frombuffer(fields["vectors"], "<f2").reshape(-1, dimension).astype(np.float16)
         part = Part(ids, vectors, np.frombuffer(fields["lists"], "<i4").astype(np.int32))
+    _check_piece(fields["names"], part, lists)
     return Piece(fields["scope"], fields["names"], part, lists)
+
+
+def _check_piece(names: list[str], part: Part, lists: Lists | None) -> None:
+    """FAISS checks nothing of what it is given here. Raises `ValueError`."""
+    if not len(names) == len(part.ids) == len(part.vectors):
+        raise ValueError("names, ids and vectors do not match")
+    if lists is None or part.lists is None:
+        return
+    known = (part.lists >= 0) & (part.lists < len(lists.centroids))
+    if len(known) != len(names) or not known.all():
+        raise ValueError("lists that are not there")
 
 
 def _bytes(values: Any, form: str) -> bytes:

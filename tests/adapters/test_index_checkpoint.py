@@ -15,7 +15,7 @@ from gateway.adapters import index_checkpoint
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.faiss_partition import IvfPartition, Part
 from gateway.adapters.faiss_training import Plan
-from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, Piece, read_checkpoint, write_checkpoint
+from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, Lists, Piece, read_checkpoint, write_checkpoint
 from tests.fixtures.entries import DIMENSION, vector_of
 
 KIND = Kind("model/int8", DIMENSION)
@@ -174,9 +174,15 @@ async def test_no_flipped_bit_goes_unnoticed(written: Path, position: int, bit: 
         written.write_bytes(whole)
 
 
-async def test_a_sound_file_with_odd_content_is_refused(path: Path) -> None:
-    odd = Piece("s", ["a"], Part(np.array([1]), vector_of(1, DIMENSION - 1)[np.newaxis]), None)
-    write_checkpoint(path, KIND, iter([odd]))
+ODD_VECTOR = Part(np.array([1]), vector_of(1, DIMENSION - 1)[np.newaxis])
+ODD_COUNT = Part(np.array([1, 2]), vector_of(1)[np.newaxis])
+ODD_LIST = Part(np.array([1]), vector_of(1)[np.newaxis].astype(np.float16), np.array([1], dtype=np.int32))
+ONE_LIST = Lists(vector_of(1)[np.newaxis], 1)
+
+
+@pytest.mark.parametrize(("part", "lists"), [(ODD_VECTOR, None), (ODD_COUNT, None), (ODD_LIST, ONE_LIST)])
+def test_a_sound_file_with_odd_content_is_refused(path: Path, part: Part, lists: Lists | None) -> None:
+    write_checkpoint(path, KIND, iter([Piece("s", ["a"], part, lists)]))
     assert refusal(path) == "its content cannot be read (ValueError)"
 
 
