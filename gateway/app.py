@@ -17,8 +17,10 @@ from gateway.adapters.index_checkpoint import Kind
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
+from gateway.background import Background
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.lifetimes import exact_lifetime
 from gateway.cache.served import ServedHits
 from gateway.checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
@@ -83,6 +85,7 @@ class Parts:
     telemetry: Telemetry
     max_entry: int
     memory: Memory
+    background: Background
 
 
 def route_chains(route: Route, parts: Parts) -> Chains:
@@ -93,7 +96,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     def dispatch(bypass: Bypass | None) -> Handler:
         return Dispatch(route, parts.lanes, clock, telemetry, parts.hardness, bypass)
 
-    exact = ExactLookup(parts.store, clock, telemetry, route.exact_ttl_s)
+    exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
     admit = Admit(parts.store, parts.index, clock, telemetry, route, max_entry=parts.max_entry, prices=parts.prices)
     if not caching:
         calls: Sequence[Stage] = [Render()]
@@ -107,7 +110,15 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
             admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
             SemanticLookup(
-                parts.index, parts.store, parts.verifier, parts.controls, clock, telemetry, route.semantic, parts.memory
+                parts.index,
+                parts.store,
+                parts.verifier,
+                parts.controls,
+                clock,
+                telemetry,
+                route.semantic,
+                route.jitter,
+                parts.memory,
             ),
         ]
     backends = {name: parts.lanes[name].backend for name in route.target.backends}
@@ -276,6 +287,8 @@ async def running(
         backends = build_backends(config, environ, clock)
         for backend in backends.values():
             stack.push_async_callback(backend.close)
+        background = Background()
+        stack.push_async_callback(background.close)
         telemetry, verifier = Telemetry(), build_verifier(config.verifier)
         basis = f"{encoder.fingerprint} {verifier.basis}"
         parts = Parts(
@@ -294,14 +307,15 @@ async def running(
             telemetry=telemetry,
             max_entry=config.store.max_entry,
             memory=Memory(ServedHits(), Counterexamples()),
+            background=background,
         )
         gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
         jobs = [gateway.recovery.run(), gateway.keep_history()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
-        for background in jobs:
-            task = asyncio.create_task(background)
+        for job in jobs:
+            task = asyncio.create_task(job)
             stack.push_async_callback(cancelled, task)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
         stack.push_async_callback(gateway.admin_port.stop)

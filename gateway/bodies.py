@@ -63,6 +63,16 @@ async def close_body(body: Body) -> None:
         await close_stream(body.chunks)
 
 
+async def drain(body: Body) -> None:
+    """Reads to the end what nobody wants: who wraps it learns that it was complete."""
+    if isinstance(body, EventStream | ByteStream):
+        try:
+            async for _ in body.events if isinstance(body, EventStream) else body.chunks:
+                pass
+        finally:
+            await close_body(body)
+
+
 class Ready(AsyncIterator[T], Generic[T]):
     """A stream whose items are all there already; who can do better than one by one takes them with `rest()`."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from gateway.cache.directives import NONE
-from gateway.cache.freshness import freshness_of
+from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.cache.hits import provenance_of
 from gateway.messages import Entry, Request, Response, Verdict, Whole
 from gateway.observer import Observer
@@ -39,7 +39,7 @@ class _Known:
 
     table: object
     entry: Entry
-    ttl_s: float
+    lifetime: Lifetime
     dialect: Dialect
     route: str
     tenant: str
@@ -77,7 +77,7 @@ class Front:
         if known.table is not self._table() or entry is not known.entry:
             del self._known[key]
             return None
-        freshness = freshness_of(entry, known.ttl_s, NONE, self._clock.wall())
+        freshness = freshness_of(entry, known.lifetime, NONE, self._clock.wall())
         if not freshness.fresh:
             return None
         trace = Trace(self._clock)
@@ -104,11 +104,11 @@ class Front:
             return
         if response.provenance.verdict is not Verdict.EXACT or request.headers.get("cache-control") is not None:
             return
-        entry, ttl_s = served
+        entry, lifetime = served
         self._known[key] = _Known(
             table=table,
             entry=entry,
-            ttl_s=ttl_s,
+            lifetime=lifetime,
             dialect=trace.dialect,
             route=trace.route,
             tenant=trace.tenant,

@@ -189,6 +189,7 @@ class CacheDirectives:
     no_cache: bool = False
     only_if_cached: bool = False
     max_age_s: float | None = None
+    min_fresh_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
 
 if TYPE_CHECKING:
+    from gateway.cache.freshness import Lifetime
     from gateway.cache.judged import Judged
 
 
@@ -30,7 +31,7 @@ class Trace:
         self.route = ""
         self.tenant = ""
         self.expose_headers = True
-        self.served: tuple[Entry, float] | None = None  # of an exact hit: the entry and the time to live it is held to
+        self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry and what it is held to
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
         self.complexity: float | None = None  # in [0, 1]
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
@@ -38,6 +39,12 @@ class Trace:
     def span(self, name: str) -> Span:
         """Adds the time spent inside the `with` block to `name`."""
         return Span(self, self._clock, name)
+
+    def apart(self) -> Trace:
+        """For work on behalf of this request that is not part of it: the same origin, nothing spent yet."""
+        trace = Trace(self._clock)
+        trace.dialect, trace.route, trace.tenant = self.dialect, self.route, self.tenant
+        return trace
 
     def add(self, name: str, seconds: float) -> None:
         self.spans[name] = self.spans.get(name, 0.0) + seconds

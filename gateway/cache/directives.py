@@ -20,6 +20,7 @@ def parse_directives(header: str | None) -> CacheDirectives:
         no_cache="no-cache" in found,
         only_if_cached="only-if-cached" in found,
         max_age_s=_seconds(found.get("max-age")),
+        min_fresh_s=_seconds(found.get("min-fresh")) or 0.0,
     )
 
 

@@ -6,23 +6,57 @@ from dataclasses import dataclass
 
 from gateway.messages import CacheDirectives, Entry
 
+SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a policy lets answers live; seconds."""
+
+    ttl_s: float
+    jitter: float = 0.0  # share of the TTL, in [0, 1], by up to which an entry's own is shorter
+    revalidate_s: float = 0.0  # after the TTL: served once more while it is fetched anew (RFC 5861)
+    error_s: float = 0.0  # after the TTL: served where no backend answers (RFC 5861)
+
+    @property
+    def longest_s(self) -> float:
+        """After which nobody has a use for an entry."""
+        return self.ttl_s + max(self.revalidate_s, self.error_s)
+
+    def ttl_of(self, entry: Entry) -> float:
+        """The entry's own: what was stored together does not expire together. It follows from the fingerprint, so that
+        all replicas agree."""
+        if self.jitter == 0.0:
+            return self.ttl_s
+        return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
+
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
     fresh: bool
     age_s: float
     ttl_s: float  # seconds of freshness left, 0 where it is not fresh
+    revalidate: bool = False  # no longer fresh, and may be served while it is fetched anew
+    on_error: bool = False  # no longer fresh, and may be served where no backend answers
 
 
-def freshness_of(entry: Entry, ttl_s: float, directives: CacheDirectives, now: float) -> Freshness:
-    """`ttl_s` is the policy's for this kind of hit; `now` is wall-clock seconds.
+EXPIRED = Freshness(False, 0.0, 0.0)
 
-    An entry from the future (the clock was set back) counts as expired: it must not become immortal.
+
+def freshness_of(entry: Entry, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
+    """`lifetime` is the policy's for this kind of hit; `now` is wall-clock seconds.
+
+    An entry from the future (the clock was set back) counts as expired: it must not become immortal. A client that
+    says what age it accepts (max-age, min-fresh) gets nothing stale.
     """
     age = now - entry.created
-    if age < -1.0:  # a second of skew between machines is no fault
-        return Freshness(False, 0.0, 0.0)
-    age = max(0.0, age)
-    lifetime = ttl_s if directives.max_age_s is None else min(ttl_s, directives.max_age_s)
-    left = lifetime - age
-    return Freshness(left > 0, age, max(0.0, left))
+    if age < -SKEW_S:
+        return EXPIRED
+    age, ttl = max(0.0, age), lifetime.ttl_of(entry)
+    accepted = ttl if directives.max_age_s is None else min(ttl, directives.max_age_s)
+    left = accepted - age
+    if left > directives.min_fresh_s:
+        return Freshness(True, age, left)
+    if directives.max_age_s is not None or directives.min_fresh_s > 0:
+        return Freshness(False, age, 0.0)
+    return Freshness(False, age, 0.0, age < ttl + lifetime.revalidate_s, age < ttl + lifetime.error_s)

@@ -22,8 +22,6 @@ def not_in_force(file: PolicyFile, source: Source) -> Iterator[Fault]:
     for index, rule in enumerate(file.routes):
         asked = {
             ("cache", "semantic", "audit"): rule.cache.semantic is not None and rule.cache.semantic.audit > 0,
-            ("cache", "stale_while_revalidate"): rule.cache.stale_while_revalidate > 0,
-            ("cache", "stale_if_error"): rule.cache.stale_if_error > 0,
             ("route", "large_share"): rule.route.large_share is not None,
             ("record",): rule.record,
         }
@@ -42,6 +40,7 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         exact_ttl_s=cache.exact.ttl if cache.exact else None,
         semantic=_semantic(cache.semantic) if cache.semantic else None,
         share=cache.share,
+        jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
         latency_budget_s=rule.route.latency_budget,

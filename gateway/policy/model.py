@@ -77,6 +77,7 @@ class Route:
     exact_ttl_s: float | None = None  # None: off
     semantic: Semantic | None = None  # None: off
     share: Literal["user", "tenant", "global"] = "tenant"
+    jitter: float = 0.0  # share of a TTL by up to which an entry's own is shorter, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
     latency_budget_s: float | None = None

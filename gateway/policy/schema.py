@@ -66,6 +66,7 @@ class CacheRule(Section):
     exact: Annotated[ExactRule | None, _or_off("ttl: 1h")] = None
     semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%")] = None
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
+    jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
     stale_if_error: Duration = 0.0
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
+from gateway.cache.lifetimes import exact_lifetime
 from gateway.errors import StoreUnavailable
 from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
@@ -50,7 +51,8 @@ class Admit:
         self._route = route
         self._max_entry = max_entry
         self._prices = prices
-        self._lifetime_s = max(route.exact_ttl_s or 0.0, route.semantic.ttl_s if route.semantic else 0.0)
+        exact = exact_lifetime(route)
+        self._lifetime_s = max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         response = await forward(request)

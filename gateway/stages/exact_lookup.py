@@ -1,29 +1,36 @@
-"""The cheapest answer first: has this very request been answered?"""
+"""The cheapest answer first: has this very request been answered? What is no longer fresh may still do, while a new
+answer is fetched or where none can be had (RFC 5861)."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 
-from gateway.cache.freshness import Freshness, freshness_of
+from gateway.background import Background
+from gateway.bodies import close_body, drain
+from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.errors import StoreUnavailable
-from gateway.messages import Bypass, Entry, Request, Response, Verdict
+from gateway.errors import BackendError, Refused, StoreUnavailable
+from gateway.messages import Bypass, CacheDirectives, Entry, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.store")
+FAILED = frozenset({500, 502, 503, 504})  # RFC 5861, section 4
 
 
 class ExactLookup:
-    """`ttl_s` is None where the route has its exact cache off; the stage still heeds the client's directives."""
+    """`lifetime` is None where the route has its exact cache off; the stage still heeds the client's directives."""
 
-    def __init__(self, store: NearStore, clock: Clock, telemetry: Telemetry, ttl_s: float | None) -> None:
+    def __init__(
+        self, store: NearStore, clock: Clock, telemetry: Telemetry, lifetime: Lifetime | None, background: Background
+    ) -> None:
         self._front = store
         self._clock = clock
         self._telemetry = telemetry
-        self._ttl_s = ttl_s
+        self._lifetime = lifetime
+        self._background = background
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         directives = request.directives
@@ -31,38 +38,67 @@ class ExactLookup:
             return _bypassed(await forward(request), Bypass.NO_STORE)
         if directives.no_cache:
             return _bypassed(await forward(request), Bypass.NO_CACHE)
-        if self._ttl_s is not None:
-            with request.trace.span("exact"):
-                found = await self._find(request)
-            if found is not None:
-                entry, freshness = found
-                request.trace.served = (entry, self._ttl_s)
-                return answer_from(entry, freshness, Verdict.EXACT)
+        if self._lifetime is None:
+            return await forward(request)
+        with request.trace.span("exact"):
+            entry = await self._find(request)
+        if entry is None:
+            return await forward(request)
+        freshness = freshness_of(entry, self._lifetime, directives, self._clock.wall())
+        if freshness.fresh:
+            request.trace.served = (entry, self._lifetime)
+            return answer_from(entry, freshness, Verdict.EXACT)
+        if freshness.revalidate:
+            self._background.start(f"refresh {request.fingerprint}", self._refresh(request, forward))
+            return answer_from(entry, freshness, Verdict.STALE)
+        if freshness.on_error:
+            return await self._unless_it_fails(request, forward, entry, freshness)
         return await forward(request)
 
     def at_hand(self, request: Request) -> Response | None:
-        """The answer if it is in process memory."""
-        entry = self._front.peek(request.fingerprint) if self._ttl_s is not None else None
-        freshness = self._fresh(request, entry)
-        return None if entry is None or freshness is None else answer_from(entry, freshness, Verdict.EXACT)
+        """The answer if it is in process memory, and fresh."""
+        if self._lifetime is None:
+            return None
+        entry = _own(self._front.peek(request.fingerprint), request)
+        if entry is None:
+            return None
+        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
+        return answer_from(entry, freshness, Verdict.EXACT) if freshness.fresh else None
 
-    async def _find(self, request: Request) -> tuple[Entry, Freshness] | None:
+    async def _find(self, request: Request) -> Entry | None:
         try:
-            entry = await self._front.get(request.fingerprint)
+            return _own(await self._front.get(request.fingerprint), request)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             request.trace.note = Bypass.STORE
             LOG.warning("lookup failed", extra={"fields": {"id": request.id, "error": str(error)}})
             return None
-        freshness = self._fresh(request, entry)
-        return None if entry is None or freshness is None else (entry, freshness)
 
-    def _fresh(self, request: Request, entry: Entry | None) -> Freshness | None:
-        # Whose it is was decided by the key; that the record agrees is checked all the same.
-        if entry is None or self._ttl_s is None or entry.scope != request.scope:
-            return None
-        freshness = freshness_of(entry, self._ttl_s, request.directives, self._clock.wall())
-        return freshness if freshness.fresh else None
+    async def _refresh(self, request: Request, forward: Handler) -> None:
+        """A new answer for an entry that has been served stale; `Admit`, further in, stores it."""
+        anew = replace(request, directives=CacheDirectives(no_cache=True), trace=request.trace.apart())
+        try:
+            await drain((await forward(anew)).body)
+        except Refused as error:
+            LOG.warning("a refresh failed", extra={"fields": {"id": request.id, "error": error.message}})
+
+    async def _unless_it_fails(
+        self, request: Request, forward: Handler, entry: Entry, freshness: Freshness
+    ) -> Response:
+        try:
+            response = await forward(request)
+        except BackendError as error:
+            LOG.warning("served stale", extra={"fields": {"id": request.id, "error": error.message}})
+            return answer_from(entry, freshness, Verdict.STALE)
+        if response.status not in FAILED:
+            return response
+        await close_body(response.body)
+        return answer_from(entry, freshness, Verdict.STALE)
+
+
+def _own(entry: Entry | None, request: Request) -> Entry | None:
+    """Whose it is was decided by the key; that the record agrees is checked all the same."""
+    return entry if entry is not None and entry.scope == request.scope else None
 
 
 def _bypassed(response: Response, reason: Bypass) -> Response:

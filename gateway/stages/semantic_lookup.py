@@ -7,7 +7,7 @@ import logging
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import relation_of
-from gateway.cache.freshness import Freshness, freshness_of
+from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.cache.judged import Judged, best, judged
 from gateway.cache.served import Served
@@ -35,6 +35,7 @@ class SemanticLookup:
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
+        jitter: float,
         memory: Memory,
     ) -> None:
         self._index = index
@@ -44,6 +45,7 @@ class SemanticLookup:
         self._clock = clock
         self._telemetry = telemetry
         self._rule = rule
+        self._lifetime = Lifetime(rule.ttl_s, jitter)  # nothing stale by similarity: one doubt at a time
         self._memory = memory
         plain = rule.acceptance.min_similarity
         self._floor = verifier.floor if plain is None else plain
@@ -120,7 +122,7 @@ class SemanticLookup:
             await self._index.remove([neighbour.fingerprint])
             self._refused(request, Refusal.FOREIGN)
             return None
-        freshness = freshness_of(entry, self._rule.ttl_s, request.directives, self._clock.wall())
+        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if freshness.fresh:
             return entry, neighbour, freshness
         self._refused(request, Refusal.EXPIRED)

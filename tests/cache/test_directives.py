@@ -20,6 +20,7 @@ from gateway.messages import CacheDirectives
         ("only-if-cached", CacheDirectives(only_if_cached=True)),
         ("max-age=60", CacheDirectives(max_age_s=60.0)),
         ("max-age=0", CacheDirectives(max_age_s=0.0)),
+        ("min-fresh=10, max-age=60", CacheDirectives(max_age_s=60.0, min_fresh_s=10.0)),
         ("No-Store, MAX-AGE=5", CacheDirectives(no_store=True, max_age_s=5.0)),  # names are case-insensitive
         ('max-age="60"', CacheDirectives(max_age_s=60.0)),  # a recipient accepts both forms (section 5.2)
         (" no-cache ,\tmax-age=1 , ", CacheDirectives(no_cache=True, max_age_s=1.0)),
@@ -33,7 +34,7 @@ def test_directives_are_read(header: str | None, expected: CacheDirectives) -> N
 @pytest.mark.parametrize(
     "header",
     [
-        "max-stale=10, min-fresh=3, no-transform, immutable",
+        "max-stale=10, no-transform, immutable",
         "max-age",
         "max-age=",
         "max-age=-1",

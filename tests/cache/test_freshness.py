@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.freshness import freshness_of
+from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.messages import CacheDirectives
 from tests.fixtures.entries import entry_of
 
@@ -15,7 +15,7 @@ HOUR = 3600.0
 
 
 def at(age_s: float, *, ttl_s: float = HOUR, max_age_s: float | None = None, now: float = 1e9) -> tuple:
-    found = freshness_of(entry_of(created=now - age_s), ttl_s, CacheDirectives(max_age_s=max_age_s), now)
+    found = freshness_of(entry_of(created=now - age_s), Lifetime(ttl_s), CacheDirectives(max_age_s=max_age_s), now)
     return found.fresh, pytest.approx(found.age_s, abs=1e-3), pytest.approx(found.ttl_s, abs=1e-3)
 
 
@@ -53,10 +53,41 @@ def test_a_second_of_skew_between_machines_is_no_fault() -> None:
 def test_nothing_is_served_beyond_its_ttl_whatever_the_clocks_say(
     created: float, now: float, ttl_s: float, max_age_s: float | None
 ) -> None:
-    found = freshness_of(entry_of(created=created), ttl_s, CacheDirectives(max_age_s=max_age_s), now)
+    found = freshness_of(entry_of(created=created), Lifetime(ttl_s), CacheDirectives(max_age_s=max_age_s), now)
     assert found.age_s >= 0
     assert found.ttl_s <= ttl_s
     assert found.fresh == (found.ttl_s > 0)
     if found.fresh:
         assert -1.0 <= now - created < ttl_s
         assert max_age_s is None or found.age_s < max_age_s
+
+
+@pytest.mark.parametrize(
+    ("age_s", "served"), [(50, "fresh"), (100, "both"), (129, "both"), (130, "on error"), (199, "on error"), (200, "")]
+)
+def test_after_its_ttl_an_answer_may_still_do(age_s: float, served: str) -> None:
+    lifetime = Lifetime(100, revalidate_s=30, error_s=100)
+    found = freshness_of(entry_of(created=1e9 - age_s), lifetime, ANY, 1e9)
+    said = {(True, False, False): "fresh", (False, True, True): "both", (False, False, True): "on error"}
+    assert said.get((found.fresh, found.revalidate, found.on_error), "") == served
+    assert lifetime.longest_s == 200
+
+
+@pytest.mark.parametrize("directives", [CacheDirectives(max_age_s=500), CacheDirectives(min_fresh_s=1)])
+def test_a_client_that_says_what_age_it_accepts_gets_nothing_stale(directives: CacheDirectives) -> None:
+    found = freshness_of(entry_of(created=1e9 - 110), Lifetime(100, revalidate_s=60, error_s=60), directives, 1e9)
+    assert not (found.fresh or found.revalidate or found.on_error)
+
+
+def test_min_fresh_asks_for_time_that_is_left() -> None:
+    entry = entry_of(created=1e9 - 90)
+    assert freshness_of(entry, Lifetime(100), CacheDirectives(min_fresh_s=9), 1e9).fresh
+    assert not freshness_of(entry, Lifetime(100), CacheDirectives(min_fresh_s=10), 1e9).fresh
+
+
+def test_jitter_spreads_the_end_and_never_lengthens_a_life() -> None:
+    lifetime = Lifetime(1000, jitter=0.2)
+    ends = [lifetime.ttl_of(entry_of(str(i))) for i in range(300)]
+    assert all(800 <= end <= 1000 for end in ends)
+    assert len(set(ends)) == 300 and max(ends) - min(ends) > 150
+    assert lifetime.ttl_of(entry_of("a")) == lifetime.ttl_of(entry_of("a"))

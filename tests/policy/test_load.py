@@ -86,7 +86,6 @@ def test_what_is_not_in_force_yet_is_said() -> None:
     cache = "    cache:\n      stale_if_error: 24h\n      semantic: {ttl: 1h, max_wrong_hits: 1%, audit: 2%}\n"
     policy = policy_from_text(text(rule("default", more=cache + "    record: on\n")), "p.yaml", config())
     assert [str(warning) for warning in policy.warnings] == [
-        "p.yaml:7: routes[0].cache.stale_if_error: 'stale_if_error' has no effect yet, expected with a later version",
         "p.yaml:8: routes[0].cache.semantic.audit: 'audit' has no effect yet, expected with a later version",
         "p.yaml:9: routes[0].record: 'record' has no effect yet, expected with a later version",
     ]

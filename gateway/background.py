@@ -1,0 +1,45 @@
+"""Work that no client waits for: refreshes, audits. Bounded, and ended with the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+LOG = logging.getLogger("nearhit")
+MAX_TASKS = 64
+
+
+class Background:
+    """Work beyond `limit` at once is not begun: what it is for is an optimisation. To be used from one event loop."""
+
+    def __init__(self, limit: int = MAX_TASKS) -> None:
+        self._limit = limit
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, key: str, work: Coroutine[Any, Any, None]) -> bool:
+        """Begins `work` unless work of that key is under way. False where it was not begun."""
+        if key in self._tasks or len(self._tasks) >= self._limit:
+            work.close()
+            return False
+        task = self._tasks[key] = asyncio.create_task(self._guarded(work))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        return True
+
+    async def close(self) -> None:
+        """Cancels what is under way, and returns when it has ended."""
+        tasks = tuple(self._tasks.values())
+        while pending := [task for task in tasks if not task.done()]:
+            for task in pending:
+                task.cancel()  # said again: a library in the middle of a connection's end can lose it
+            await asyncio.wait(pending, timeout=0.5)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            LOG.exception("background work failed")

@@ -1,0 +1,13 @@
+"""What a route's policy says of how long answers live. Pure."""
+
+from __future__ import annotations
+
+from gateway.cache.freshness import Lifetime
+from gateway.policy.model import Route
+
+
+def exact_lifetime(route: Route) -> Lifetime | None:
+    """None where the exact cache is off."""
+    if route.exact_ttl_s is None:
+        return None
+    return Lifetime(route.exact_ttl_s, route.jitter, route.stale_while_revalidate_s, route.stale_if_error_s)
