@@ -130,7 +130,7 @@ class IvfPartition:
 
     Vectors are half floats, by measurement (docs/decisions/0007). As with float32, every stored question is found again
     in other words, with similarities that differ by at most 5e-5; searches are faster, and memory is half. Eight bits
-    halve it once more, but move similarities by up to 4e-3 and lose 3 % of the nearest neighbours; and they need ranges
+    halve it once more, but move similarities by up to 5e-3 and lose 1 % of the nearest neighbours; and they need ranges
     from a sample, by which vectors drift with each training. Half floats come out as they went in.
     """
 
