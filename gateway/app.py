@@ -112,6 +112,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             SemanticLookup(
                 parts.index,
                 parts.store,
+                parts.embedder,
                 parts.verifier,
                 parts.controls,
                 clock,

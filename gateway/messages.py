@@ -52,6 +52,7 @@ class Refusal(StrEnum):
 
     SIMILARITY = "similarity"
     PAYLOAD = "payload"  # the text to be translated, summarised, ... or a quoted one is another
+    TEMPLATE = "template"  # prompts of one frame, and what varies in it is another
     NUMBERS = "numbers"
     NEGATION = "negation"
     ENTITIES = "entities"

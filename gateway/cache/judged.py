@@ -15,6 +15,10 @@ from gateway.ports import Acceptance, Opinion
 GRAY = 0.06
 
 
+VERBATIM = Opinion(1.0, 1.0)
+"""Of a candidate whose question differs in spaces alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """`reason` None: it may be served."""
@@ -30,9 +34,14 @@ class Judged:
     reason: Refusal | None
 
     @property
+    def verbatim(self) -> bool:
+        """The very same words: there is nothing to be doubted, and nothing to be learnt."""
+        return self.opinion is VERBATIM
+
+    @property
     def gray(self) -> bool:
         """Neither clear: too near the threshold for the first opinion."""
-        return self.opinion.veto is None and abs(self.score - self.threshold) < GRAY
+        return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
 
     def observed(self, label: Label) -> Observation:
         return Observation(self.vector, self.score, self.opinion.probability, label)
@@ -52,6 +61,8 @@ def judged(
     if acceptance.min_similarity is not None:
         refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
         return Judged(entry, relation, vector, similarity, opinion, similarity, threshold, opinion.probability, refused)
+    if opinion is VERBATIM:
+        return Judged(entry, relation, vector, similarity, opinion, 1.0, threshold, 1.0, None)
     score = control.score(vector, opinion.score)
     reason = opinion.veto
     if reason is None and score < threshold:
@@ -60,6 +71,20 @@ def judged(
     return Judged(entry, relation, vector, similarity, opinion, score, threshold, probability, reason)
 
 
-def best(judgements: Sequence[Judged]) -> Judged:
-    """The one to serve or to learn from: what no veto speaks against first, then the highest score."""
-    return max(judgements, key=lambda each: (each.opinion.veto is None, each.score))
+def best(judgements: Sequence[Judged]) -> int:
+    """Which one to serve or to learn from: what no veto speaks against first, then the highest score."""
+
+    def worth(at: int) -> tuple[bool, bool, float, int]:
+        each = judgements[at]
+        return each.verbatim, each.opinion.veto is None, each.score, -at
+
+    return max(range(len(judgements)), key=worth)
+
+
+def same_words(a: str, b: str) -> bool:
+    """Equal but for spaces. Where there are lines, those within a line count: they may be the indentation of code."""
+    if a == b:
+        return True
+    if "\n" in a.strip() or "\n" in b.strip():
+        return [line.rstrip() for line in a.strip().split("\n")] == [line.rstrip() for line in b.strip().split("\n")]
+    return a.split() == b.split()

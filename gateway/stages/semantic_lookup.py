@@ -4,18 +4,20 @@ own threshold."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import relation_of
 from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.judged import Judged, best, judged
+from gateway.cache.judged import VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
-from gateway.errors import StoreUnavailable
+from gateway.cache.templates import Varying, varying
+from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.policy.model import Semantic
-from gateway.ports import Candidate, Clock, Opinion, ResponseStore, VectorIndex, Verifier
+from gateway.ports import Candidate, Clock, Embedder, Opinion, ResponseStore, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
 from gateway.telemetry import Telemetry
 
@@ -30,6 +32,7 @@ class SemanticLookup:
         self,
         index: VectorIndex,
         store: ResponseStore,
+        embedder: Embedder,
         verifier: Verifier,
         controls: Controls,
         clock: Clock,
@@ -40,6 +43,7 @@ class SemanticLookup:
     ) -> None:
         self._index = index
         self._store = store
+        self._embedder = embedder
         self._verifier = verifier
         self._controls = controls
         self._clock = clock
@@ -77,7 +81,7 @@ class SemanticLookup:
         with request.trace.span("verify"):
             chosen = await self._judge(request, call, embedding, found)
         request.trace.judged = chosen
-        if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None:
+        if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None and not chosen.verbatim:
             self._controls.of(request.route).met(chosen.score)
         if chosen.reason is not None:
             self._refused(request, chosen.reason)
@@ -102,14 +106,46 @@ class SemanticLookup:
         if acceptance.min_similarity is not None:
             opinions = [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
         else:
-            opinions = await self._verifier.opinions(question, candidates)
-        chosen = best([held(at, opinion) for at, opinion in enumerate(opinions)])
-        if acceptance.min_similarity is None and chosen.gray:
-            at = next(i for i, (entry, _, _) in enumerate(found) if entry is chosen.entry)
-            closer = await self._verifier.second_opinion(question, candidates[at], chosen.opinion)
-            self._telemetry.second_opinions.add(request.route, "none" if closer is None else "asked")
-            chosen = chosen if closer is None else held(at, closer)
-        return chosen
+            opinions = [
+                VERBATIM if same_words(question, candidate.question) else opinion
+                for candidate, opinion in zip(
+                    candidates, await self._verifier.opinions(question, candidates), strict=True
+                )
+            ]
+        judgements = [held(at, opinion) for at, opinion in enumerate(opinions)]
+        at = best(judgements)
+        if acceptance.min_similarity is not None or judgements[at].verbatim:
+            return judgements[at]
+        closer = await self._closer(request, question, candidates, at, judgements[at])
+        return judgements[at] if closer is None else held(at, closer)
+
+    async def _closer(
+        self, request: Request, question: str, candidates: list[Candidate], at: int, chosen: Judged
+    ) -> Opinion | None:
+        """What a dearer look at the best candidate says; None where the first one stands."""
+        opinion: Opinion | None = None
+        if chosen.gray:
+            opinion = await self._verifier.second_opinion(question, candidates[at], chosen.opinion)
+            self._telemetry.second_opinions.add(request.route, "none" if opinion is None else "asked")
+        stored = [candidate.question for candidate in candidates]
+        parts = varying(question, stored[at], stored)
+        if parts is None or parts.same or chosen.opinion.veto is not None:
+            return opinion
+        return await self._of_what_varies(parts, opinion or chosen.opinion)
+
+    async def _of_what_varies(self, parts: Varying, whole: Opinion) -> Opinion:
+        """The opinion on two prompts of one frame: that on what they do not share, where it is the worse one."""
+        if not parts.asked or not parts.stored:
+            return replace(whole, veto=Refusal.TEMPLATE)
+        try:
+            vectors = [(await self._embedder.embed(text)).vector for text in (parts.asked, parts.stored)]
+        except EmbedderUnavailable:
+            return replace(whole, veto=Refusal.TEMPLATE)
+        similarity = min(1.0, max(0.0, float(vectors[0] @ vectors[1])))
+        (inner,) = await self._verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])
+        if inner.score >= whole.score:
+            return whole
+        return replace(inner, doubt=Refusal.TEMPLATE)
 
     async def _read(self, request: Request, neighbour: Neighbour) -> Found | None:
         """The neighbour's record, if it still lives and is this scope's: the index may lag behind the store."""
