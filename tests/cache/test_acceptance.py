@@ -1,78 +1,82 @@
-"""From an operator's promise to a threshold, and from a threshold to a judgement."""
+"""The verifier that needs no weights: similarity as a score, and what a rule names as different as a veto."""
 
 from __future__ import annotations
 
-import itertools
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.acceptance import CALIBRATION, ThresholdVerifier, threshold_for
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.calibrated import WeightsCorrupt, load_calibration
+from gateway.cache.control.ledger import BANDS
+from gateway.cache.control.route_control import RouteControl
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Candidate
 
 VERIFIER = ThresholdVerifier()
-PROMISE = Acceptance(max_wrong_hits=0.01)
-
-
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_a_stricter_promise_never_lowers_the_threshold(a: float, b: float) -> None:
-    strict, lax = sorted((a, b))
-    assert threshold_for(strict) >= threshold_for(lax)
-
-
-@given(st.floats(0, 1))
-def test_a_threshold_lies_between_the_loosest_measured_one_and_1(share: float) -> None:
-    assert CALIBRATION[-1][1] <= threshold_for(share) <= 1.0
-
-
-def test_a_promise_of_no_wrong_hits_asks_for_equality() -> None:
-    assert threshold_for(0.0) == 1.0
-
-
-def test_the_threshold_has_no_jumps() -> None:
-    steps = [threshold_for(i / 10_000) for i in range(1, 2000)]
-    assert max(abs(a - b) for a, b in itertools.pairwise(steps)) < 0.005
-
-
-async def judged(
-    acceptance: Acceptance, question: str, *candidates: tuple[str, float]
-) -> list[tuple[bool, str | None]]:
-    judgements = await VERIFIER.judge(question, [Candidate(*candidate) for candidate in candidates], acceptance)
-    return [(judgement.accepted, judgement.reason) for judgement in judgements]
 
 
 async def test_each_candidate_is_judged_in_order() -> None:
-    found = await judged(
-        PROMISE,
+    found = await VERIFIER.opinions(
         "How do I turn the alarm on?",
-        ("How do I turn the alarm off?", 0.99),
-        ("How can I turn the alarm on?", 0.97),
-        ("What is an alarm?", 0.5),
+        [
+            Candidate("How do I turn the alarm off?", 0.99),
+            Candidate("How can I turn the alarm on?", 0.97),
+            Candidate("What is an alarm?", 0.5),
+        ],
     )
-    assert found == [(False, Refusal.ANTONYM), (True, None), (False, Refusal.SIMILARITY)]
+    assert [(opinion.score, opinion.veto) for opinion in found] == [(0.99, Refusal.ANTONYM), (0.97, None), (0.5, None)]
 
 
-async def test_no_candidates_no_judgements() -> None:
-    assert await judged(PROMISE, "anything") == []
+async def test_no_candidates_no_opinions() -> None:
+    assert await VERIFIER.opinions("anything", []) == []
 
 
-async def test_min_similarity_is_a_plain_threshold() -> None:
-    """The operator asked for a number and gets that, with no check behind it that the documentation does not name."""
-    plain = Acceptance(min_similarity=0.9)
-    found = await judged(plain, "in 2021", ("in 2022", 0.9), ("in 2021", 0.8999))
-    assert found == [(True, None), (False, Refusal.SIMILARITY)]
-    assert VERIFIER.floor(plain) == 0.9
+async def test_it_has_no_second_opinion_to_give() -> None:
+    candidate = Candidate("a", 0.9)
+    (first,) = await VERIFIER.opinions("b", [candidate])
+    assert await VERIFIER.second_opinion("b", candidate, first) is None
 
 
-async def test_the_floor_is_the_similarity_that_judge_demands() -> None:
-    floor = VERIFIER.floor(PROMISE)
-    below = floor - 1e-6
-    assert await judged(PROMISE, "a b", ("a b", floor), ("a b", below)) == [(True, None), (False, Refusal.SIMILARITY)]
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_more_similar_is_never_less_likely(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    assert 0.0 <= VERIFIER.probability(low) <= VERIFIER.probability(high) <= 1.0
 
 
-@pytest.mark.parametrize("acceptance", [PROMISE, Acceptance(min_similarity=0.5)])
-async def test_a_judgement_names_what_it_was_held_against(acceptance: Acceptance) -> None:
-    (judgement,) = await VERIFIER.judge("a", [Candidate("a", 1.0)], acceptance)
-    assert judgement.threshold == VERIFIER.floor(acceptance)
+def test_the_prior_is_of_all_bands_and_never_worse_for_a_better_score() -> None:
+    wrong, rates = zip(*VERIFIER.prior, strict=True)
+    assert len(wrong) == BANDS
+    assert list(wrong) == sorted(wrong, reverse=True)
+    assert 0.0 < sum(rates) <= 1.0
+
+
+@pytest.mark.parametrize(("promise", "least"), [(0.01, 0.85), (0.05, 0.7)])
+def test_a_route_that_knows_nothing_yet_serves_near_certain_paraphrases(promise: float, least: float) -> None:
+    threshold = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=promise))
+    assert least <= threshold <= 1.0
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"curves": {}}', '{"curves": {"checks": [1, 0]}, "priors": {"checks": [[2, 0]]}}']
+)
+def test_a_calibration_that_is_not_as_measured_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "verifier.json").write_text(content)
+    with pytest.raises(WeightsCorrupt, match=r"verifier\.json is not as measured"):
+        load_calibration("checks", tmp_path)
+
+
+def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "verifier.json").write_text(
+        json.dumps({"curves": {"checks": [1, 0]}, "priors": {"checks": [[float("nan"), 0.0]] * BANDS}})
+    )
+    with pytest.raises(WeightsCorrupt):
+        load_calibration("checks", tmp_path)
+
+
+def test_a_missing_calibration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsCorrupt, match=r"verifier\.json"):
+        load_calibration("checks", tmp_path)

@@ -1,7 +1,11 @@
-"""The learned verifier: what it must refuse, what it must serve, and that its weights are the trained ones."""
+"""The learned verifier: what it must score low, what high, and that its weights are the trained ones.
+
+"Served" here: its score reaches the threshold of a route that has learnt nothing yet and may err in 1 % of requests.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -14,16 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.cache.calibration import minimum_score
+from gateway.cache.control.ledger import BANDS
+from gateway.cache.control.route_control import RouteControl
 from gateway.cache.features import NAMES, Text, Tokens
 from gateway.cache.forest import from_arrays
 from gateway.cache.learned import WEIGHTS, LearnedVerifier, WeightsCorrupt, load_weights, provenance
 from gateway.messages import Refusal
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
-from gateway.ports import Acceptance, Candidate
+from gateway.ports import Acceptance, Candidate, Opinion
 
 VERIFIER = LearnedVerifier(load_weights())
-PROMISE = Acceptance(max_wrong_hits=0.01)
+LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))
 TRAPS = [json.loads(line) for line in (Path(__file__).parent / "traps.jsonl").read_text(encoding="utf-8").splitlines()]
 
 OPPOSITES = [
@@ -41,15 +46,20 @@ OPPOSITES = [
 ]
 
 
-async def judged(a: str, b: str, similarity: float) -> bool:
-    (judgement,) = await VERIFIER.judge(a, [Candidate(b, similarity)], PROMISE)
-    return judgement.accepted
+async def opinion_of(a: str, b: str, similarity: float) -> Opinion:
+    (opinion,) = await VERIFIER.opinions(a, [Candidate(b, similarity)])
+    return opinion
+
+
+async def served(a: str, b: str, similarity: float) -> bool:
+    opinion = await opinion_of(a, b, similarity)
+    return opinion.veto is None and opinion.score >= LEAST
 
 
 @pytest.mark.parametrize(("a", "b"), OPPOSITES)
 async def test_an_opposite_is_refused_however_similar(a: str, b: str) -> None:
-    assert not await judged(a, b, 0.97)
-    assert not await judged(b, a, 0.97)
+    assert not await served(a, b, 0.97)
+    assert not await served(b, a, 0.97)
 
 
 @pytest.mark.parametrize(
@@ -62,54 +72,71 @@ async def test_an_opposite_is_refused_however_similar(a: str, b: str) -> None:
     ],
 )
 async def test_a_paraphrase_is_served(a: str, b: str) -> None:
-    assert await judged(a, b, 0.95)
+    assert await served(a, b, 0.95)
+
+
+async def test_the_same_question_scores_1_and_is_all_but_sure() -> None:
+    opinion = await opinion_of("How do I turn the alarm on?", "How do I turn  the alarm on?", 1.0)
+    assert opinion.score == 1.0
+    assert opinion.probability > 0.9
+    assert (opinion.veto, opinion.doubt) == (None, None)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text(max_size=200), st.text(max_size=200))
-def test_no_question_scores_higher_than_the_same_question(a: str, b: str) -> None:
-    (same, other), _ = VERIFIER.scores(Text(a), [Text(a), Text(b)], [1.0, 1.0])
-    assert same == 1.0
-    assert 0.0 <= other <= 1.0
+@given(st.text(max_size=200), st.text(max_size=200), st.floats(0, 1))
+def test_no_question_scores_higher_than_the_same_question(a: str, b: str, similarity: float) -> None:
+    same, other = asyncio.run(VERIFIER.opinions(a, [Candidate(a, 1.0), Candidate(b, similarity)]))
+    assert same.score == 1.0
+    assert other.score <= 1.0
+    assert 0.0 <= other.probability <= same.probability <= 1.0
 
 
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_a_stricter_promise_never_lowers_the_floor(a: float, b: float) -> None:
-    strict, lax = sorted((a, b))
-    assert VERIFIER.floor(Acceptance(max_wrong_hits=strict)) >= VERIFIER.floor(Acceptance(max_wrong_hits=lax))
+@given(st.floats(-1, 1), st.floats(-1, 1))
+def test_a_higher_margin_never_lowers_score_or_probability(a: float, b: float) -> None:
+    low, high = (VERIFIER.opinion(margin) for margin in sorted((a, b)))
+    assert low.score <= high.score
+    assert low.probability <= high.probability
 
 
-async def test_below_the_floor_nothing_is_accepted() -> None:
-    below = VERIFIER.floor(PROMISE) - 1e-6
-    (judgement,) = await VERIFIER.judge("a question", [Candidate("a question", below)], PROMISE)
-    assert (judgement.accepted, judgement.reason) == (False, Refusal.SIMILARITY)
+async def test_no_candidates_no_opinions() -> None:
+    assert await VERIFIER.opinions("anything", []) == []
 
 
-def test_a_promise_of_no_wrong_hits_asks_for_equality() -> None:
-    assert VERIFIER.floor(Acceptance(max_wrong_hits=0.0)) == minimum_score([(0.01, 0.8)], 0.0) == 1.0
+async def test_a_doubt_names_the_difference() -> None:
+    assert (await opinion_of("Who won in 2021?", "Who won in 2022?", 0.97)).doubt is Refusal.NUMBERS
 
 
-async def test_min_similarity_is_a_plain_threshold() -> None:
-    plain = Acceptance(min_similarity=0.9)
-    found = await VERIFIER.judge("in 2021", [Candidate("in 2022", 0.9), Candidate("in 2021", 0.89)], plain)
-    assert [judgement.accepted for judgement in found] == [True, False]
+async def test_another_text_to_work_on_is_a_veto() -> None:
+    opinion = await opinion_of("Translate to German: good morning", "Translate to German: good night", 0.97)
+    assert opinion.veto is Refusal.PAYLOAD
 
 
-async def test_no_candidates_no_judgements() -> None:
-    assert await VERIFIER.judge("anything", [], PROMISE) == []
-
-
-async def test_a_refusal_names_the_difference() -> None:
-    (judgement,) = await VERIFIER.judge("Who won in 2021?", [Candidate("Who won in 2022?", 0.97)], PROMISE)
-    assert judgement.reason is Refusal.NUMBERS
+async def test_it_has_no_second_opinion_to_give() -> None:
+    candidate = Candidate("a", 0.9)
+    assert await VERIFIER.second_opinion("b", candidate, await opinion_of("b", "a", 0.9)) is None
 
 
 async def test_a_text_longer_than_is_read_is_served_only_to_its_equal() -> None:
     long = "how do I do this " * 6000
     started = time.process_time()
-    found = await VERIFIER.judge(long, [Candidate(long, 1.0), Candidate(long + "now", 1.0)], PROMISE)
-    assert [judgement.accepted for judgement in found] == [True, False]
+    equal, longer = await VERIFIER.opinions(long, [Candidate(long, 1.0), Candidate(long + "now", 1.0)])
+    assert (equal.score >= LEAST, longer.score >= LEAST) == (True, False)
     assert time.process_time() - started < 1.0
+
+
+def test_a_route_that_knows_nothing_yet_serves_something_and_not_everything() -> None:
+    assert 0.7 < LEAST < 1.0
+
+
+def test_the_prior_is_of_all_bands_and_never_worse_for_a_better_score() -> None:
+    wrong, rates = zip(*VERIFIER.prior, strict=True)
+    assert len(wrong) == BANDS
+    assert list(wrong) == sorted(wrong, reverse=True)
+    assert 0.0 < sum(rates) <= 1.0
+
+
+def test_the_basis_names_the_weights() -> None:
+    assert VERIFIER.basis == f"learned-{str(provenance()['sha256'])[:8]}"
 
 
 def test_scores_are_the_same_each_time() -> None:
@@ -139,6 +166,14 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
 def test_a_description_that_is_no_json_is_refused(copied: Path) -> None:
     (copied / "verifier.json").write_text("{")
     with pytest.raises(WeightsCorrupt, match="not as trained"):
+        load_weights(copied)
+
+
+def test_a_calibration_of_other_bands_is_refused(copied: Path) -> None:
+    about = json.loads((copied / "verifier.json").read_bytes())
+    about["priors"]["learned"].pop()
+    (copied / "verifier.json").write_text(json.dumps(about))
+    with pytest.raises(WeightsCorrupt, match="49 bands of learned"):
         load_weights(copied)
 
 
@@ -187,8 +222,8 @@ def shares(reader: Reader, kinds: set[str], aligned: bool) -> tuple[float, float
         (a, asked), (b, stored) = reader(trap["asked"]), reader(trap["stored"])
         if not aligned:
             asked, stored = Text(asked.text), Text(stored.text)
-        (judgement,) = VERIFIER.decide(asked, [stored], [float(a @ b)], PROMISE)
-        counts[trap["same"]][0] += judgement.accepted
+        (margin,), _ = VERIFIER.scores(asked, [stored], [float(a @ b)])
+        counts[trap["same"]][0] += VERIFIER.opinion(margin).score >= LEAST
         counts[trap["same"]][1] += 1
     return counts[True][0] / counts[True][1], counts[False][0] / counts[False][1]
 
@@ -199,16 +234,16 @@ KINDS = {"number", "date", "unit", "entity", "negation", "direction", "scope"}
 @pytest.mark.parametrize(
     ("kinds", "aligned", "right", "wrong"),
     [
-        (KINDS, True, 0.80, 0.08),  # measured: 169 and 12 of 204 each
-        (KINDS, False, 0.79, 0.11),  # 168 and 18
-        ({"word-swap"}, True, 0.90, 0.18),  # 47 and 7 of 50 each
-        ({"word-swap"}, False, 0.88, 0.26),  # 46 and 11
+        (KINDS, True, 0.78, 0.06),  # measured: 162 and 10 of 204 each
+        (KINDS, False, 0.63, 0.02),  # 131 and 3
+        ({"word-swap"}, True, 0.92, 0.10),  # 47 and 4 of 50 each
+        ({"word-swap"}, False, 0.84, 0.02),  # 43 and 0
     ],
 )
 def test_right_traps_are_served_and_wrong_ones_refused(
     reader: Reader, kinds: set[str], aligned: bool, right: float, wrong: float
 ) -> None:
-    """Against 180 right and 39 wrong of 204, 48 and 43 of 50, for a threshold with checks at the same error."""
+    """Similarity alone serves 161 right and 69 wrong of 204, 47 and 50 of 50, at the threshold of the same route."""
     served_right, served_wrong = shares(reader, kinds, aligned)
     assert served_right >= right
     assert served_wrong <= wrong

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
+from gateway.cache.features.phrases import aspects, conditions
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
 MOST_WORDS = 256  # what 256 tokens can hold
@@ -29,6 +30,9 @@ _CODE = re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}
 class Reading:
     words: tuple[str, ...]  # lower case, in order
     content: tuple[str, ...]  # stems of the words that carry meaning, in order
+    stems: tuple[str, ...]  # of all words
+    aspects: frozenset[str]
+    conditions: tuple[tuple[str, frozenset[str]], ...]
     kinds: tuple[frozenset[str], ...]  # numbers, units, calendar, quantifiers, comparatives, quoted, code
     names: frozenset[str]
     negations: int
@@ -44,9 +48,13 @@ def read(text: str) -> Reading:
     text = _GROUPED.sub("", text[:LONGEST].replace("\u2019", "'"))
     basis = lexical.read(text)
     words = tuple(match.group().lower() for match in _WORD.finditer(text))[:MOST_WORDS]
+    stems = tuple(map(stem, words))
     return Reading(
         words=words,
-        content=tuple(stem(word) for word in words if word not in v.STOP),
+        content=tuple(short for word, short in zip(words, stems, strict=True) if word not in v.STOP),
+        stems=stems,
+        aspects=aspects(words),
+        conditions=conditions(words, stems),
         kinds=(
             _numbers(text, words),
             _mapped(words, v.UNITS),

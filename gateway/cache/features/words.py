@@ -36,6 +36,16 @@ class WordFeatures(NamedTuple):
     inverted: float  # share of shared content-word pairs in the other order, 0 to 1
     inverted_same_words: float  # the same, where no content word is unshared and order may matter; else 0
     asks_differ: float  # 0 same kind of answer, 0.5 one does not say, 1 another kind
+    aspects_swapped: float
+    aspects_extra: float
+    conditions_swapped: float  # phrases ("for children") of which the other text has no word
+    conditions_extra: float
+    conditions_partly_swapped: float  # of which it lacks a word
+    conditions_partly_extra: float
+    head_differ: float  # share of both texts' first content words that the other lacks
+    end_differ: float  # of their last ones
+    longest_swapped: float  # letters of the longest content word that the other text lacks, of the side with less
+    longest_extra: float  # and how much more the other side's has
     tense: float
     modal: float
     person: float
@@ -62,7 +72,7 @@ def word_features(asked: Reading, stored: Reading) -> WordFeatures:
         *kinds[0], *kinds[1], *kinds[2], *kinds[3], *kinds[4],
         quoted_differ=sum(kinds[5]),
         code_differ=sum(kinds[6]),
-        **_names(asked, stored, words_a, words_b),
+        **(_names(asked, stored, words_a, words_b) | _phrases(asked, stored, a, b) | _ends(asked, stored, a, b)),
         negation=float(asked.negations % 2 != stored.negations % 2),
         opposites=_opposites(words_a - words_b, words_b - words_a),
         reversed=float(any((y, x) in stored.directions and x != y for x, y in asked.directions)),
@@ -93,6 +103,31 @@ def _names(asked: Reading, stored: Reading, words_a: set[str], words_b: set[str]
     """A name that the other text mentions in lower case is no difference; nor is a stop word in capitals."""
     swapped, extra = _difference(asked.names - words_b - STOP, stored.names - words_a - STOP)
     return {"names_swapped": swapped, "names_extra": extra}
+
+
+def _phrases(asked: Reading, stored: Reading, a: set[str], b: set[str]) -> dict[str, float]:
+    aspects = _difference(asked.aspects, stored.aspects)
+    none = [sum(not of & other for _, of in each.conditions) for each, other in ((asked, b), (stored, a))]
+    some = [sum(not of <= other for _, of in each.conditions) for each, other in ((asked, b), (stored, a))]
+    return {
+        "aspects_swapped": aspects[0],
+        "aspects_extra": aspects[1],
+        "conditions_swapped": min(float(min(none)), _CAP),
+        "conditions_extra": min(float(abs(none[0] - none[1])), _CAP),
+        "conditions_partly_swapped": min(float(min(some)), _CAP),
+        "conditions_partly_extra": min(float(abs(some[0] - some[1])), _CAP),
+    }
+
+
+def _ends(asked: Reading, stored: Reading, a: set[str], b: set[str]) -> dict[str, float]:
+    sides = ((asked.content, b), (stored.content, a))
+    longest = [min(max((len(word) for word in words if word not in other), default=0), 12) for words, other in sides]
+    return {
+        "head_differ": sum(words[0] not in other for words, other in sides if words) / 2,
+        "end_differ": sum(words[-1] not in other for words, other in sides if words) / 2,
+        "longest_swapped": float(min(longest)),
+        "longest_extra": float(abs(longest[0] - longest[1])),
+    }
 
 
 def _opposites(only_a: set[str], only_b: set[str]) -> float:

@@ -1,0 +1,98 @@
+"""What a question asks about its subject, and under which conditions: "what does it *cost*, *for children*". Pure.
+
+Closed classes of English, from grammar books: prepositions, conjunctions, and the words by which a kind of answer is
+asked for, whether in a sentence ("how much is it") or in key words ("price").
+"""
+
+# ruff: noqa: SIM905 (lists of words)
+from __future__ import annotations
+
+from itertools import pairwise
+
+from gateway.cache.features.vocabulary import STOP
+
+# What opens a condition. "of" and "to" open what the verb needs, "and" and "or" a further member of a list.
+CONDITIONS = frozenset(
+    "about above across after against along amid among around as at before behind below beneath beside between beyond "
+    "by despite during except for from if in inside into near on onto outside over per since through throughout till "
+    "toward towards under unless until using via when whenever where whereas while with within without bei durch "
+    "f\u00fcr im in mit nach ohne \u00fcber unter vor wenn con desde durante en hasta para por seg\u00fan si sin "
+    "sobre".split()
+)
+BREAKS = CONDITIONS | frozenset(
+    "and or but of to that which who what how why then than is are was were do does".split()
+)
+LONGEST = 6  # words of a phrase
+
+ASPECTS = {
+    word: group.split()[0]
+    for group in (
+        "cost costs price prices pricing priced fee fees expensive pay charge charged charges worth cheap cheaper "
+        "kosten kostet cuesta precio",
+        "reason reasons why cause causes caused causing because warum",
+        "manner steps step procedure process instructions instruction guide tutorial howto recipe",
+        "time when date deadline dates schedule wann cu\u00e1ndo",
+        "place where location address located nearby wo d\u00f3nde",
+        "person who whom whose wer qui\u00e9n",
+        "meaning mean means definition define defined explain explanation explained",
+        "comparison difference differences differ differs different vs versus compare compared comparison compares",
+        "choice best recommend recommended recommendation recommendations recommendable top which suggest suggestions",
+        "permission allowed permitted legal legally permission forbidden prohibited illegal",
+        "safety safe safely dangerous danger harmful harm risk risks risky unsafe hurt",
+        "necessity need needed needs must required requirement requirements require necessary mandatory",
+        "benefit benefits advantage advantages pros upside upsides",
+        "drawback drawbacks disadvantage disadvantages cons downside downsides",
+        "count many number quantity",
+        "frequency often frequency frequently",
+        "effect effects happens happen consequence consequences impact result results outcome",
+        "sign signs symptom symptoms tell recognise recognize spot",
+        "example examples sample samples",
+        "alternative alternatives instead substitute substitutes replacement",
+        "origin history origins invented discovered invention discovery",
+        "trouble broken failing fails failed error errors stuck problem problems issue issues wrong unable",
+        "check check verify track status confirm see",
+        "limit limit limits maximum minimum max min most least",
+    )
+    for word in group.split()
+}
+_PAIRED = {
+    ("how", "much"): "cost",
+    ("how", "many"): "count",
+    ("how", "long"): "duration",
+    ("how", "often"): "frequency",
+    ("how", "far"): "distance",
+    ("how", "old"): "age",
+    ("how", "come"): "reason",
+    ("what", "time"): "time",
+    ("what", "for"): "reason",
+    ("can", "i"): "permission",
+    ("may", "i"): "permission",
+    ("have", "to"): "necessity",
+    ("instead", "of"): "alternative",
+    ("how", "do"): "manner",
+    ("how", "to"): "manner",
+    ("how", "can"): "manner",
+    ("way", "to"): "manner",
+}
+
+
+def aspects(words: tuple[str, ...]) -> frozenset[str]:
+    """The kinds of answer that the words ask for, wherever they stand."""
+    found = {ASPECTS[word] for word in words if word in ASPECTS}
+    found.update(_PAIRED[pair] for pair in pairwise(words) if pair in _PAIRED)
+    return frozenset(found)
+
+
+def conditions(words: tuple[str, ...], stems: tuple[str, ...]) -> tuple[tuple[str, frozenset[str]], ...]:
+    """(what opens it, stems of its content words) of each phrase that limits the question; `stems` of each word."""
+    found = []
+    opened: str | None = None
+    inner: list[str] = []
+    for word, stem in zip((*words, "and"), (*stems, "and"), strict=True):
+        if word in BREAKS or len(inner) >= LONGEST:
+            if opened and inner:
+                found.append((opened, frozenset(inner)))
+            opened, inner = (word if word in CONDITIONS else None), []
+        elif word not in STOP:
+            inner.append(stem)
+    return tuple(found)
