@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.faults import Fault
-from gateway.policy.model import Match, OneBackend, Route, Semantic, Tiers, pattern
+from gateway.policy.model import Audit, Match, OneBackend, Route, Semantic, Tiers, pattern
 from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.ports import Acceptance
 from gateway.yaml_source import Source
@@ -21,7 +21,6 @@ def not_in_force(file: PolicyFile, source: Source) -> Iterator[Fault]:
     """What the file asks for and does not get yet: accepted, since it is part of the format, but never silently."""
     for index, rule in enumerate(file.routes):
         asked = {
-            ("cache", "semantic", "audit"): rule.cache.semantic is not None and rule.cache.semantic.audit > 0,
             ("route", "large_share"): rule.route.large_share is not None,
             ("record",): rule.record,
         }
@@ -76,4 +75,10 @@ def _anything(_: str) -> bool:
 
 
 def _semantic(rule: SemanticRule) -> Semantic:
-    return Semantic(rule.ttl, Acceptance(rule.min_similarity, rule.max_wrong_hits), rule.audit)
+    audit = rule.audit
+    return Semantic(
+        rule.ttl,
+        Acceptance(rule.min_similarity, rule.max_wrong_hits),
+        Audit() if audit is None else Audit(audit.share, audit.per_hour, audit.cost_per_day, audit.judge),
+        rule.learn,
+    )

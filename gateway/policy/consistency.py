@@ -9,6 +9,7 @@ from typing import Any
 from gateway.faults import Fault, KeyPath, show, unknown
 from gateway.yaml_source import Source
 
+JUDGE = ("cache", "semantic", "audit", "judge")
 _Rule = tuple[Source, KeyPath, dict[str, Any]]
 
 
@@ -68,10 +69,14 @@ def _no_default(source: Source) -> Iterator[Fault]:
 
 def _unknown_backends(rules: Sequence[_Rule], backends: Sequence[str]) -> Iterator[Fault]:
     for source, path, rule in rules:
-        target = rule.get("route")
-        if not isinstance(target, dict):
-            continue
-        for key in ("backend", "light", "large"):
-            name = target.get(key)
+        for keys in (("route", "backend"), ("route", "light"), ("route", "large"), JUDGE):
+            name = _at(rule, keys)
             if isinstance(name, str) and name not in backends:
-                yield source.fault((*path, "route", key), unknown(f"backend {show(name)}", name, backends))
+                yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))
+
+
+def _at(rule: Any, keys: Sequence[str]) -> Any:
+    """What is written there; None where nothing is."""
+    for key in keys:
+        rule = rule.get(key) if isinstance(rule, dict) else None
+    return rule

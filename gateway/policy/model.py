@@ -34,12 +34,28 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """Which semantic hits are checked against a fresh answer, and what that may cost."""
+
+    share: float = 0.0  # of the hits, in [0, 1]
+    per_hour: int | None = None  # calls, those of the judge included; None: no bound
+    cost_per_day: float | None = None  # US dollars, the judge's included; None: no bound
+    judge: str | None = None  # the backend that is asked where the comparison cannot tell
+
+
+@dataclass(frozen=True, slots=True)
 class Semantic:
     """How the semantic cache works on a route."""
 
     ttl_s: float
     acceptance: Acceptance
-    audit: float = 0.0  # share of the hits that are checked against a fresh answer, in [0, 1]
+    audit: Audit = Audit()
+    learn: bool = True  # whether labels move the threshold; off: they measure alone
+
+    @property
+    def learns(self) -> bool:
+        """A plain `min_similarity` is what it says: nothing moves it."""
+        return self.learn and self.acceptance.max_wrong_hits is not None
 
 
 @dataclass(frozen=True, slots=True)

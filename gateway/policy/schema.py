@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
-from gateway.units import Duration, PositiveDuration, PositiveShare, Share
+from gateway.units import Duration, PositiveDuration, PositiveShare, Share, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -19,13 +19,43 @@ class ExactRule(Section):
     ttl: PositiveDuration = Field(examples=["1h"])
 
 
+class AuditRule(Section):
+    """Which semantic hits are checked against a fresh answer, and what that may cost."""
+
+    share: Share = Field(examples=["2%"])
+    per_hour: Annotated[int, Field(ge=1)] | None = None
+    cost_per_day: Annotated[float, Field(gt=0)] | None = None  # US dollars
+    judge: Text | None = None
+
+
+def _share_or_rule(value: object) -> object:
+    """`2%` stands for `{share: 2%}`."""
+    if isinstance(value, dict | AuditRule):
+        return value
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return {"share": parse_share(value)}
+    raise ValueError(f"expected a share such as 2%, or {{share: 2%}}, got {show(value)}")
+
+
+def _switch(value: object) -> object:
+    if isinstance(value, str) and value in ("on", "off"):
+        return value == "on"
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"expected on or off, got {show(value)}")
+
+
+Switch = Annotated[bool, BeforeValidator(_switch)]
+
+
 class SemanticRule(Section):
     """Answers to the same question in other words are served again."""
 
     ttl: PositiveDuration = Field(examples=["1h"])
     max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
     min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
-    audit: Share = 0.0
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule)] = None
+    learn: Switch = True
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -47,17 +77,6 @@ def _or_off(example: str) -> BeforeValidator:
         raise ValueError(f"expected off or {{{example}}}, got {show(value)}")
 
     return BeforeValidator(check)
-
-
-def _switch(value: object) -> object:
-    if isinstance(value, str) and value in ("on", "off"):
-        return value == "on"
-    if isinstance(value, bool):
-        return value
-    raise ValueError(f"expected on or off, got {show(value)}")
-
-
-Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class CacheRule(Section):

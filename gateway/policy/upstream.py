@@ -16,7 +16,7 @@ version: 1
 routes:
   - name: default
     match: {}
-    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%, audit: 2%}}
     route: {backend: main}
 """
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.faults import ConfigInvalid
 from gateway.policy.check import check
 from gateway.policy.load import load_policy, policy_from_text
-from gateway.policy.model import Policy
+from gateway.policy.model import Audit, Policy
 
 from .documents import config, rule, text
 
@@ -86,9 +86,42 @@ def test_what_is_not_in_force_yet_is_said() -> None:
     cache = "    cache:\n      stale_if_error: 24h\n      semantic: {ttl: 1h, max_wrong_hits: 1%, audit: 2%}\n"
     policy = policy_from_text(text(rule("default", more=cache + "    record: on\n")), "p.yaml", config())
     assert [str(warning) for warning in policy.warnings] == [
-        "p.yaml:8: routes[0].cache.semantic.audit: 'audit' has no effect yet, expected with a later version",
         "p.yaml:9: routes[0].record: 'record' has no effect yet, expected with a later version",
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("", Audit()),
+        (", audit: 0%", Audit()),
+        (", audit: 2%", Audit(0.02)),
+        (", audit: {share: 0.5, per_hour: 200}", Audit(0.5, 200)),
+        (", audit: {share: 2%, cost_per_day: 1, judge: large}", Audit(0.02, None, 1.0, "large")),
+    ],
+)
+def test_an_audit_is_a_share_or_a_rule(written: str, meant: Audit) -> None:
+    cache = f"    cache: {{semantic: {{ttl: 1h, max_wrong_hits: 1%{written}}}}}\n"
+    policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
+    assert policy.warnings == ()
+    assert policy.routes[0].semantic is not None
+    assert policy.routes[0].semantic.audit == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "learns"),
+    [
+        ("max_wrong_hits: 1%", True),
+        ("max_wrong_hits: 1%, learn: on", True),
+        ("max_wrong_hits: 1%, learn: off", False),
+        ("min_similarity: 0.9", False),
+    ],
+)
+def test_a_promise_learns_unless_it_is_told_not_to(written: str, learns: bool) -> None:
+    cache = f"    cache: {{semantic: {{ttl: 1h, {written}}}}}\n"
+    policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
+    assert policy.routes[0].semantic is not None
+    assert policy.routes[0].semantic.learns is learns
 
 
 def test_a_share_for_the_large_model_warns_and_complexity_decides() -> None:
@@ -139,7 +172,8 @@ SCALARS = st.one_of(
 )  # fmt: skip
 KEYS = st.sampled_from(
     ["name", "match", "cache", "route", "record", "exact", "semantic", "ttl", "max_wrong_hits", "min_similarity",
-     "audit", "share", "light", "large", "backend", "escalate_above", "large_share", "latency_budget", "headers",
+     "audit", "share", "per_hour", "cost_per_day", "judge", "learn",
+     "light", "large", "backend", "escalate_above", "large_share", "latency_budget", "headers",
      "model", "path", "tenant", "lite", "expose_headers", "stale_if_error", ""]
 )  # fmt: skip
 TREES = st.recursive(
