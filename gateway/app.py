@@ -3,130 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.access_log import AccessLog
 from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.front_store import FrontStore
 from gateway.adapters.index_checkpoint import Kind
 from gateway.adapters.system_clock import SystemClock
+from gateway.admin.explain import ExplainHandler
+from gateway.admin.quality import Quality
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
+from gateway.audits import Audits
 from gateway.background import Background
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.lifetimes import exact_lifetime
 from gateway.cache.served import ServedHits
+from gateway.chains import Parts, route_chains
 from gateway.checkpoints import Checkpoints, checkpoints_of
+from gateway.comparisons import Comparisons
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
 from gateway.errors import NotFound
 from gateway.faults import Fault
-from gateway.flight import Flight
 from gateway.front import Front
 from gateway.gauges import Gauges
-from gateway.messages import Bypass, Request, Response, Vector
+from gateway.judge import Judge
+from gateway.labels import Labels
+from gateway.learning import Learning
+from gateway.messages import Request, Response
 from gateway.observer import Observer
 from gateway.parts import (
     DataDirLock,
-    StartFailed,
     Stores,
     build_backends,
     build_embedder,
     build_verifier,
     hardness_of,
+    listening,
     open_stores,
     secret,
 )
 from gateway.pipeline import Handler, Stage, compose
-from gateway.policy.model import Policy, Route
-from gateway.ports import Clock, Dialect, Embedder, VectorIndex, Verifier
+from gateway.policy.model import Policy
+from gateway.ports import Clock, Dialect
 from gateway.recovery import Recovery
 from gateway.routing.breaker import State
 from gateway.server import DataPort
-from gateway.stages.admit import Admit, Price
+from gateway.stages.admit import Price
 from gateway.stages.authenticate import Keys, Passthrough
-from gateway.stages.coalesce import Coalesce
-from gateway.stages.dispatch import Dispatch, Lane
-from gateway.stages.embed import Embed
-from gateway.stages.exact_lookup import ExactLookup
+from gateway.stages.dispatch import Lane
 from gateway.stages.feedback import Feedback, Memory
-from gateway.stages.models import Models
 from gateway.stages.observe import Observe
-from gateway.stages.policy import ApplyPolicy, Chains, RouteTable
+from gateway.stages.policy import ApplyPolicy, RouteTable
 from gateway.stages.protect import Protect
-from gateway.stages.render import Render
-from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
 SAMPLE_EVERY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What all routes share."""
-
-    store: FrontStore
-    index: VectorIndex
-    embedder: Embedder
-    verifier: Verifier
-    controls: Controls
-    lanes: Mapping[str, Lane]
-    prices: Mapping[str, Price]
-    flights: dict[str, Flight]
-    hardness: Vector | None
-    clock: Clock
-    telemetry: Telemetry
-    max_entry: int
-    memory: Memory
-    background: Background
-
-
-def route_chains(route: Route, parts: Parts) -> Chains:
-    """The stages of one route. What its policy turns off is not in its chain."""
-    clock, telemetry = parts.clock, parts.telemetry
-    caching = route.exact_ttl_s is not None or route.semantic is not None
-
-    def dispatch(bypass: Bypass | None) -> Handler:
-        return Dispatch(route, parts.lanes, clock, telemetry, parts.hardness, bypass)
-
-    exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
-    admit = Admit(parts.store, parts.index, clock, telemetry, route, max_entry=parts.max_entry, prices=parts.prices)
-    if not caching:
-        calls: Sequence[Stage] = [Render()]
-    elif route.semantic is None:
-        calls = [Render(), exact, Coalesce(exact.at_hand, parts.flights), admit]
-    else:
-        calls = [
-            Render(),  # outermost: hits, followers and misses alike come out in the form that the client asked for
-            exact,  # the cheapest answer first
-            Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
-            Embed(parts.embedder),  # once, for the lookup, the index and the complexity
-            admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
-            SemanticLookup(
-                parts.index,
-                parts.store,
-                parts.embedder,
-                parts.verifier,
-                parts.controls,
-                clock,
-                telemetry,
-                route.semantic,
-                route.jitter,
-                parts.memory,
-            ),
-        ]
-    backends = {name: parts.lanes[name].backend for name in route.target.backends}
-    return Chains(
-        calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
-        others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
-    )
 
 
 class Gateway:
@@ -146,7 +83,13 @@ class Gateway:
         self.parts = parts
         self.stores = stores
         self.recovery = Recovery(
-            parts.store, stores.redis, parts.index, parts.memory.counterexamples, parts.clock, checkpoints
+            parts.store,
+            stores.redis,
+            parts.index,
+            parts.memory.counterexamples,
+            parts.clock,
+            checkpoints,
+            parts.learning,
         )
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log)
@@ -161,7 +104,9 @@ class Gateway:
             token,
             parts.telemetry,
             self.stats,
+            Quality(parts.controls, parts.learning, lambda: self.policy),
             before_scrape=self.gauges.sample,
+            routes=ExplainHandler(lambda: self.policy, parts.controls, parts.embedder, parts.verifier).routes(),
         )
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
@@ -193,7 +138,8 @@ class Gateway:
         telemetry.policy_info.values.clear()
         telemetry.policy_info.set(policy.hash, value=1.0)
         for route in policy.routes:
-            self.parts.controls.of(route.name)  # shown from the start, with all that is not known yet
+            control = self.parts.controls.of(route.name)  # shown from the start, with all that is not known yet
+            control.learning = route.semantic is not None and route.semantic.learns
         return table
 
     def handler(self) -> Handler:
@@ -210,9 +156,7 @@ class Gateway:
                     fallback=dialects[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                Feedback(
-                    self.parts.memory, self.parts.controls, self.stores.redis, telemetry
-                ),  # has no route of its own
+                Feedback(self.parts.memory, self.parts.controls, self.parts.labels, telemetry),  # no route of its own
                 ApplyPolicy(self._current, dialects),
             ],
             _nowhere,
@@ -267,9 +211,12 @@ async def running(
     environ: Mapping[str, str],
     clock: Clock | None = None,
     access_log: AccessLog | None = None,
+    draw: Callable[[], float] = random.random,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
-    step fails. Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
+    step fails. `draw` chooses the hits that are audited, by numbers in [0, 1).
+
+    Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if access_log is not None:
@@ -288,31 +235,42 @@ async def running(
         backends = build_backends(config, environ, clock)
         for backend in backends.values():
             stack.push_async_callback(backend.close)
+        telemetry, verifier = Telemetry(), build_verifier(config.verifier)
+        prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+        memory = Memory(ServedHits(), Counterexamples())
+        controls = Controls(verifier.prior, f"{encoder.fingerprint} {verifier.basis}", telemetry.requests_of)
+        learning = Learning(controls, stores.redis)
+        stack.push_async_callback(learning.save)  # once nothing is learnt any more
+        labels = Labels(controls, memory.counterexamples, stores.redis, telemetry)
+        comparisons = Comparisons(embedder, labels, telemetry)
+        judge = Judge(backends, prices, telemetry)
+        audits = Audits(comparisons, labels, controls, judge, telemetry, clock, draw)
+        stack.push_async_callback(audits.close)
         background = Background()
         stack.push_async_callback(background.close)
-        telemetry, verifier = Telemetry(), build_verifier(config.verifier)
-        basis = f"{encoder.fingerprint} {verifier.basis}"
         parts = Parts(
             store=stores.front,
             index=index,
             embedder=embedder,
             verifier=verifier,
-            controls=Controls(verifier.prior, basis, telemetry.requests_of),
+            controls=controls,
             lanes={name: Lane(backend) for name, backend in backends.items()},
-            prices={
-                n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()
-            },
+            prices=prices,
             flights={},
             hardness=await hardness_of(config, embedder),
             clock=clock,
             telemetry=telemetry,
             max_entry=config.store.max_entry,
-            memory=Memory(ServedHits(), Counterexamples()),
+            memory=memory,
+            labels=labels,
+            comparisons=comparisons,
+            audits=audits,
+            learning=learning,
             background=background,
         )
         gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
-        jobs = [gateway.recovery.run(), gateway.keep_history()]
+        jobs = [gateway.recovery.run(), gateway.keep_history(), comparisons.run(), learning.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
         for job in jobs:
@@ -325,14 +283,6 @@ async def running(
         )
         stack.push_async_callback(gateway.data_port.stop)
         yield gateway
-
-
-async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:
-    try:
-        return await start
-    except OSError as error:
-        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,11 @@ def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str 
     if not value:
         raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
     return value
+
+
+async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:
+    try:
+        return await start
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None

@@ -118,7 +118,8 @@ class CounterexampleStore(Protocol):
 class LearningStore(Protocol):
     """What routes have learnt, over a restart. Raises `StoreUnavailable`."""
 
-    async def put_learning(self, route: str, snapshot: bytes) -> None: ...
+    async def put_learning(self, route: str, snapshot: bytes) -> None:
+        """Stores or replaces. Bounded: beyond some hundreds of routes others are forgotten."""
 
     async def learning(self, route: str) -> bytes | None: ...
 

@@ -1,4 +1,5 @@
-"""What a gateway reads from the store at its start: the vectors of the index, and what must not be served again."""
+"""What a gateway reads from the store at its start: the vectors of the index, what must not be served again, and
+what routes have learnt."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from gateway.cache.feedback import Counterexamples
 from gateway.checkpoints import Checkpoints
 from gateway.errors import StoreUnavailable
+from gateway.learning import Learning
 from gateway.ports import Clock, CounterexampleStore, ResponseStore, StoredVector, VectorIndex
 
 LOG = logging.getLogger("nearhit")
@@ -27,6 +29,7 @@ class Recovery:
         known: Counterexamples,
         clock: Clock,
         checkpoints: Checkpoints | None = None,
+        learning: Learning | None = None,
     ) -> None:
         self._store = store
         self._counterexamples = counterexamples
@@ -34,6 +37,7 @@ class Recovery:
         self._known = known
         self._clock = clock
         self._checkpoints = checkpoints
+        self._learning = learning
         self.ready = False
 
     async def run(self) -> None:
@@ -42,6 +46,8 @@ class Recovery:
             try:
                 # First what must not be served: no vector may be found before it is known what it is wrong for.
                 self._known.add(await self._counterexamples.counterexamples())
+                if self._learning is not None:  # likewise: no hit may be judged by an older threshold
+                    await self._learning.restore()
                 if self._checkpoints is not None:
                     await self._checkpoints.load()
                 await self._reconcile()

@@ -129,6 +129,13 @@ class Telemetry(Collector):
             "Lookups that turned out right or wrong, by what told it",
             ("route", "source", "label"),
         )
+        self.comparisons_dropped = Counter(
+            "nearhit_comparisons_dropped_total", "Misses that taught nothing because too many waited", ("route",)
+        )
+        self.audits = Counter(
+            "nearhit_audits_total", "Semantic hits chosen to be checked, by what came of it", ("route", "outcome")
+        )
+        self.audit_cost = Counter("nearhit_audit_cost_dollars_total", "Dollars that audits cost", ("route",))
         self.second_opinions = Counter(
             "nearhit_second_opinions_total",
             "Lookups near the threshold, by whether they were looked at closer",

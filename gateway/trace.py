@@ -21,7 +21,8 @@ class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
     __slots__ = (
-        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "route", "served", "spans", "tenant",
+        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "route", "served", "spans", "stored",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -33,6 +34,7 @@ class Trace:
         self.expose_headers = True
         self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry and what it is held to
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
+        self.stored: Entry | None = None  # what was admitted of a fresh answer
         self.complexity: float | None = None  # in [0, 1]
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 

@@ -27,6 +27,8 @@ LOG = logging.getLogger("nearhit.store")
 PREFIX = "nearhit:1:"
 ENTRIES = PREFIX + "entries"
 COUNTEREXAMPLES = PREFIX + "counterexamples"
+LEARNING = PREFIX + "learning"
+MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
 SCAN_BATCH = 500
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5
@@ -133,6 +135,24 @@ class RedisStore:
     async def counterexamples(self) -> list[str]:
         keys = await self._guard(lambda: self._client.zrange(COUNTEREXAMPLES, 0, -1))
         return [key.decode() for key in keys]
+
+    async def put_learning(self, route: str, snapshot: bytes) -> None:
+        async def write() -> None:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.hset(LEARNING, route, snapshot)
+                pipe.hkeys(LEARNING)
+                _, routes = await pipe.execute()
+            # Which routes still exist only a policy knows, and each gateway has its own: beyond the bound any of the
+            # others goes, and is saved again where it is in use.
+            surplus = [name for name in routes if name != route.encode()][: max(0, len(routes) - MAX_ROUTES)]
+            if surplus:
+                await self._client.hdel(LEARNING, *surplus)
+
+        await self._guard(write)
+
+    async def learning(self, route: str) -> bytes | None:
+        kept: bytes | None = await self._guard(lambda: self._client.hget(LEARNING, route))
+        return kept
 
     async def stats(self) -> StoreStats:
         async def read() -> StoreStats:

@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from gateway.admin.quality import Quality
 from gateway.admin.stats import Stats
 from gateway.telemetry import Telemetry
 from gateway.units import Address
@@ -37,14 +38,18 @@ class AdminPort:
         token: str | None,
         telemetry: Telemetry,
         stats: Stats,
+        quality: Quality,
         *,
         before_scrape: Callable[[], Awaitable[None]],
+        routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self._address = address
         self._hosts = frozenset(hosts)
         self._token = token
         self._stats = stats
+        self._quality = quality
         self._before_scrape = before_scrape
+        self._routes = routes
         self._registry = CollectorRegistry()
         self._registry.register(telemetry)
         self._page = (resources.files("gateway.admin") / "dashboard.html").read_bytes()
@@ -61,6 +66,8 @@ class AdminPort:
                 web.get("/admin/stats", self._get_stats),
                 web.get("/admin/backends", self._get_backends),
                 web.get("/admin/policy", self._get_policy),
+                *self._routes,
+                *self._quality.routes(),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)

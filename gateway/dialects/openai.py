@@ -17,8 +17,9 @@ from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
 from gateway.ports import Inspection, TextAnswer
 
+CHAT = "/v1/chat/completions"
 OPERATIONS = {
-    "/v1/chat/completions": "chat.completions",
+    CHAT: "chat.completions",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
 }
@@ -73,6 +74,12 @@ class OpenAI:
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """An error object in the stream, and no [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)
+
+
+def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
+    """A request of our own: one user message, and the likeliest answer to it."""
+    messages = [{"role": "user", "content": text}]
+    return orjson.dumps({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
 
 
 def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:

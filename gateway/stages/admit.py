@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
@@ -31,7 +31,8 @@ class Price:
 
 
 class Admit:
-    """Never stores a semantic hit again: errors would spread from neighbour to neighbour."""
+    """Never stores a semantic hit again: errors would spread from neighbour to neighbour. `told` hears of every answer
+    that has been stored."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Admit:
         *,
         max_entry: int,
         prices: Mapping[str, Price],
+        told: Callable[[Request, Entry], None] | None = None,
     ) -> None:
         self._store = store
         self._index = index
@@ -51,6 +53,7 @@ class Admit:
         self._route = route
         self._max_entry = max_entry
         self._prices = prices
+        self._told = told
         exact = exact_lifetime(route)
         self._lifetime_s = max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
 
@@ -136,6 +139,9 @@ class Admit:
             self._telemetry.store_errors.add()
             LOG.warning("an answer was not stored", extra={"fields": {"id": request.id, "error": str(error)}})
             return False
+        request.trace.stored = entry
+        if self._told is not None:
+            self._told(request, entry)
         return True
 
     def _count(self, admission: Admission) -> None:

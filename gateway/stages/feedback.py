@@ -6,7 +6,6 @@ word moves the route's threshold and its memory of what is near.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,12 @@ from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import parse_object
-from gateway.errors import BadRequest, NotFound, StoreUnavailable
+from gateway.errors import BadRequest, NotFound
+from gateway.labels import Labels
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
-from gateway.ports import CounterexampleStore
 from gateway.telemetry import Telemetry
 
-LOG = logging.getLogger("nearhit.feedback")
 PATH = "/v1/feedback"
 
 
@@ -36,10 +34,10 @@ class Memory:
 
 
 class Feedback:
-    def __init__(self, memory: Memory, controls: Controls, store: CounterexampleStore, telemetry: Telemetry) -> None:
+    def __init__(self, memory: Memory, controls: Controls, labels: Labels, telemetry: Telemetry) -> None:
         self._memory = memory
         self._controls = controls
-        self._store = store
+        self._labels = labels
         self._telemetry = telemetry
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
@@ -57,32 +55,16 @@ class Feedback:
         if not served.told:
             self._memory.served.tell(request.tenant, request_id)
             self._learn(served, verdict)
-        kept = True
-        if verdict == "wrong":
-            key = served.judged.relation.key()
-            self._memory.counterexamples.add([key])
-            kept = await self._keep(key)
+        kept = verdict != "wrong" or await self._labels.refute(served.judged.relation)
         body = {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
         provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
         return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
 
     def _learn(self, served: Served, verdict: str) -> None:
-        control = self._controls.of(served.route)
         label = Label(verdict)
-        control.learn(served.judged.observed(label))
+        self._labels.tell(served.route, served.judged, label, "feedback")
         if label is Label.WRONG:
-            control.complained()
-        self._telemetry.labels.add(served.route, "feedback", label)
-
-    async def _keep(self, key: str) -> bool:
-        """False: this gateway heeds it until it restarts, the others do not know."""
-        try:
-            await self._store.add_counterexample(key)
-        except StoreUnavailable as error:
-            self._telemetry.store_errors.add()
-            LOG.warning("a counterexample was not stored", extra={"fields": {"error": str(error)}})
-            return False
-        return True
+            self._controls.of(served.route).complained()
 
 
 def _read(body: dict[str, Any]) -> tuple[str, str]:

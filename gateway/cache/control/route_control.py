@@ -14,7 +14,7 @@ from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
-VERSION = 1
+VERSION = 2
 REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.5 ms each
 
 
@@ -132,32 +132,56 @@ class RouteControl:
         """How many labelled lookups speak for and against scores near them."""
         return len(self._evidence)
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """Differs whenever there is something new to be kept."""
+        return self.version, self._requests
+
+    @property
+    def requests(self) -> float:
+        """Of the route, as far back as the stated ratio looks (`wrong_hits.MEMORY`)."""
+        return self._wrong_hits.requests
+
+    @property
+    def served(self) -> float:
+        """Semantic hits among them."""
+        return self._wrong_hits.served
+
     # Over a restart
 
     def snapshot(self) -> bytes:
         ledger = self._ledger
         arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
         packed: bytes = msgpack.packb(
-            (VERSION, self._basis, arrays, ledger.requests, asdict(self._wrong_hits), self._evidence.rows())
+            (
+                VERSION,
+                self._basis,
+                arrays,
+                ledger.requests,
+                asdict(self._wrong_hits),
+                self._evidence.rows(),
+                self.version,
+            )
         )
         return packed
 
     def restore(self, data: bytes) -> None:
         """Raises `SnapshotInvalid`."""
         try:
-            version, basis, arrays, requests, wrong_hits, rows = msgpack.unpackb(data, use_list=False)
-            if (version, basis) != (VERSION, self._basis):
-                raise SnapshotInvalid(f"learnt by version {version!r} with {basis!r}, expected {self._basis!r}")
+            form, basis, arrays, requests, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
+            if (form, basis) != (VERSION, self._basis):
+                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self._basis!r}")
             labels, wrong, met = (_counts(array) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
-            met_requests = float(requests)
+            met_requests, version = float(requests), int(version)
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.labels, self._ledger.wrong, self._ledger.met = labels, wrong, met
         self._ledger.requests = met_requests
         self._evidence, self._wrong_hits = evidence, known
+        self.version = version
         self._thresholds.clear()
 
 

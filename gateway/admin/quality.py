@@ -1,0 +1,97 @@
+"""What is known of wrong hits, by route, and the way back: a route can be made to forget what it has learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.cache.control.controls import Controls
+from gateway.cache.control.route_control import RouteControl
+from gateway.errors import StoreUnavailable
+from gateway.learning import Learning
+from gateway.policy.model import Policy, Semantic
+
+NO_STORE = {"Cache-Control": "no-store"}
+MAX_BODY = 64 * 1024
+
+
+class Quality:
+    """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
+
+    def __init__(self, controls: Controls, learning: Learning, policy: Callable[[], Policy]) -> None:
+        self._controls = controls
+        self._learning = learning
+        self._policy = policy
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/admin/quality", self._get), web.post("/admin/quality/reset", self._reset)]
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        rules = self._rules()
+        return _json({"routes": [_shown(name, rule, self._controls.of(name)) for name, rule in rules.items()]})
+
+    async def _reset(self, request: web.Request) -> web.StreamResponse:
+        # A page of another site can send a form or plain text here without asking; JSON it cannot.
+        if request.content_type != "application/json":
+            return _json({"error": "expected content-type application/json"}, 415)
+        route = _route_of(await request.content.read(MAX_BODY))
+        rules = self._rules()
+        if route is None:
+            return _json({"error": 'expected a body such as {"route": "default"}'}, 400)
+        if route not in rules:
+            return _json({"error": f"no route {route[:64]!r} has a semantic cache", "routes": list(rules)}, 404)
+        control = self._controls.of(route)
+        control.reset()
+        try:
+            await self._learning.save_one(route)
+            stored = True
+        except StoreUnavailable:
+            stored = False  # saved with the next change, or at the end: until then a restart would bring it back
+        return _json({**_shown(route, rules[route], control), "stored": stored})
+
+    def _rules(self) -> Mapping[str, Semantic]:
+        return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
+
+
+def _shown(route: str, rule: Semantic, control: RouteControl) -> dict[str, Any]:
+    """Shares are in [0, 1], None where nothing is known. `requests` and `served` fade: they are those that the shares
+    are about."""
+    estimate = control.estimate()
+    return {
+        "route": route,
+        "max_wrong_hits": rule.acceptance.max_wrong_hits,
+        "min_similarity": rule.acceptance.min_similarity,
+        "audit": rule.audit.share,
+        "learning": control.learning,
+        "threshold": control.threshold(rule.acceptance),
+        "labels": control.labels,
+        "version": control.version,
+        "requests": round(control.requests, 1),
+        "served": round(control.served, 1),
+        "wrong_hits": {
+            "of_all": _interval(estimate.of_all, estimate.of_all_low, estimate.of_all_high),
+            "of_served": _interval(estimate.of_served, estimate.of_served_low, estimate.of_served_high),
+        },
+    }
+
+
+def _interval(share: float, low: float, high: float) -> dict[str, float | None]:
+    """With its 95 % interval."""
+    return {name: None if math.isnan(x) else x for name, x in (("share", share), ("low", low), ("high", high))}
+
+
+def _route_of(body: bytes) -> str | None:
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    route = given.get("route") if isinstance(given, dict) else None
+    return route if isinstance(route, str) else None
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)

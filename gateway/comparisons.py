@@ -1,0 +1,122 @@
+"""Compares fresh answers with stored ones, off every client's path: one pair at a time, and never more than half of the
+embedder's time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from gateway.cache.answers import comparable, compare, joined, passages, same_text
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.judged import Judged
+from gateway.errors import EmbedderUnavailable
+from gateway.labels import Labels
+from gateway.messages import Call, Entry, Request, Vector
+from gateway.ports import Embedder
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit.quality")
+MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in them
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A miss: what was found for it and not served, and what a backend then answered."""
+
+    route: str
+    call: Call
+    judged: Judged
+    fresh: Entry
+
+    @property
+    def size(self) -> int:
+        return self.judged.entry.size + self.fresh.size
+
+
+class Comparisons:
+    """`run` works off what waits; beyond the bounds the oldest pairs are dropped: labels come by themselves."""
+
+    def __init__(self, embedder: Embedder, labels: Labels, telemetry: Telemetry, limit: int = MAX_WAITING) -> None:
+        self._embedder = embedder
+        self._labels = labels
+        self._telemetry = telemetry
+        self._limit = limit
+        self._waiting: deque[Pair] = deque()
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._one = asyncio.Lock()
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is under way."""
+        return not self._waiting and not self._busy
+
+    def missed(self, request: Request, fresh: Entry) -> None:
+        """A fresh answer has been stored. Where a neighbour was refused for its score alone, the answer tells whether
+        it would have been right."""
+        judged, call = request.trace.judged, request.call
+        if call is None or judged is None or judged.reason is None or judged.opinion.veto is not None:
+            return
+        pair = Pair(request.route, call, judged, fresh)
+        self._waiting.append(pair)
+        self._bytes += pair.size
+        while self._waiting and (len(self._waiting) > self._limit or self._bytes > MAX_WAITING_BYTES):
+            self._telemetry.comparisons_dropped.add(self._take().route)
+        self._some.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._waiting:
+                self._busy = True
+                try:
+                    await self._learn(self._take())
+                except Exception:
+                    LOG.exception("a comparison failed")
+                finally:
+                    self._busy = False
+
+    async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
+        """None: the answers are not text alone, and nothing can be said of them."""
+        texts = [call.dialect.answer_text(call, entry.payload, entry.streamed) for entry in (stored, fresh)]
+        a, b = texts
+        if a is None or b is None:
+            return None
+        if same_text(a, b) or not comparable(a, b):
+            return compare(a, b, None)
+        async with self._one:
+            return compare(a, b, await self._similarity(a, b))
+
+    def _take(self) -> Pair:
+        pair = self._waiting.popleft()
+        self._bytes -= pair.size
+        return pair
+
+    async def _learn(self, pair: Pair) -> None:
+        label = await self.label(pair.call, pair.judged.entry, pair.fresh)
+        if label is not None:
+            self._labels.tell(pair.route, pair.judged, label, "miss")
+
+    async def _similarity(self, a: str, b: str) -> float | None:
+        """In [-1, 1]; None where the embedder cannot tell."""
+        try:
+            first, second = await self._embedded(a), await self._embedded(b)
+        except EmbedderUnavailable:
+            return None
+        return None if first is None or second is None else float(first @ second)
+
+    async def _embedded(self, text: str) -> Vector | None:
+        """None where the model does not read a passage to its end: what is not read may be the difference."""
+        clock, vectors = asyncio.get_running_loop(), []
+        for passage in passages(text):
+            begun = clock.time()
+            embedding = await self._embedder.embed(passage)
+            if embedding.truncated:
+                return None
+            vectors.append(embedding.vector)
+            await asyncio.sleep(clock.time() - begun)  # as long for those who wait as for those who learn
+        return joined(vectors)

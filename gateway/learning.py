@@ -1,0 +1,63 @@
+"""Keeps what routes have learnt in the store, so that a restart does not begin at the calibration again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gateway.cache.control.controls import Controls
+from gateway.cache.control.route_control import RouteControl, SnapshotInvalid
+from gateway.errors import StoreUnavailable
+from gateway.ports import LearningStore
+
+LOG = logging.getLogger("nearhit.quality")
+SAVE_EVERY_S = 60.0
+
+
+class Learning:
+    """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it. Gateways on
+    one store share snapshots: the last one that saves a route is what the next start finds."""
+
+    def __init__(self, controls: Controls, store: LearningStore, every_s: float = SAVE_EVERY_S) -> None:
+        self._controls = controls
+        self._store = store
+        self._every_s = every_s
+        self._saved: dict[str, tuple[int, int]] = {}  # by route that has been restored: the state that the store has
+
+    async def restore(self) -> None:
+        """Every route that has not been, as it was saved last. Raises `StoreUnavailable`."""
+        for route, control in self._controls.all():
+            if route not in self._saved:
+                await self._restore(route, control)
+
+    async def save(self) -> None:
+        """What has changed since the last time. A store that does not answer is asked again the next time."""
+        try:
+            if self._saved:  # the start is over; a policy that was read since then may have brought new routes
+                await self.restore()
+            for route, control in self._controls.all():
+                if route in self._saved and self._saved[route] != control.state:
+                    await self.save_one(route)
+        except StoreUnavailable as error:
+            LOG.warning("what was learnt was not saved", extra={"fields": {"error": str(error)}})
+
+    async def save_one(self, route: str) -> None:
+        """Raises `StoreUnavailable`."""
+        control = self._controls.of(route)
+        state = control.state
+        await self._store.put_learning(route, control.snapshot())
+        self._saved[route] = state
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.save()
+
+    async def _restore(self, route: str, control: RouteControl) -> None:
+        kept = await self._store.learning(route)
+        try:
+            if kept is not None and control.version == 0:  # what it has learnt itself meanwhile is newer
+                control.restore(kept)
+        except SnapshotInvalid as error:
+            LOG.warning("what was learnt does not fit", extra={"fields": {"route": route, "error": str(error)}})
+        self._saved[route] = control.state

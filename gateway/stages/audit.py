@@ -1,0 +1,24 @@
+"""Has some semantic hits checked against a fresh answer, once they are on their way to the client."""
+
+from __future__ import annotations
+
+from gateway.audits import Audits
+from gateway.messages import Request, Response, Verdict
+from gateway.pipeline import Handler
+from gateway.policy.model import Audit as Rule
+
+
+class Audit:
+    """Stands just outside `Admit`: what an audit fetches is stored like the answer of any miss. Outside of both nobody
+    hears of it: it is no client's request, and part of no flight."""
+
+    def __init__(self, audits: Audits, rule: Rule) -> None:
+        self._audits = audits
+        self._rule = rule
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        response = await forward(request)
+        judged = request.trace.judged
+        if judged is not None and response.provenance.verdict is Verdict.SEMANTIC:
+            self._audits.consider(request, judged, self._rule, forward)
+        return response
