@@ -1,0 +1,241 @@
+"""`make quality`: what the cache serves and how much of it is wrong. docs/quality.md says how to read it."""
+
+# ruff: noqa: T201, S603 (a command prints; it starts commands of ours)
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gateway.cache.control.ledger import Ledger
+from gateway.config.schema import Embedder as EmbedderConfig
+from gateway.config.schema import Verifier as VerifierConfig
+from gateway.parts import build_encoder, build_verifier
+from gateway.ports import TextEncoder
+from quality import tables, traps
+from quality.cost import cost
+from quality.decision import Encoded
+from quality.figures import Point, rounded
+from quality.http_run import Setting, evaluation_run, own_run
+from quality.labels import Labels, load_audited
+from quality.offline import CURVE_SEEDS, Kept, adaptation, curve, promise
+from quality.replay import Replay
+from quality.streams import (
+    OTHERS,
+    Stream,
+    alone,
+    from_evaluation,
+    from_pairs,
+    from_wordings,
+    intents,
+    joined,
+)
+from quality.world import Opinions, Plain, World, embedded
+
+SECTIONS = ("http", "replay", "domains", "traps", "cost")
+ROOT = Path(__file__).parents[1]
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
+    parser.add_argument("--eval", type=Path, help="folder of the evaluation tools")
+    parser.add_argument("--pairs", type=Path, help='own pairs, one {"a", "b", "y"} a line')
+    parser.add_argument("--data", type=Path, help="folder with banking77_test.csv and clinc150_full.json")
+    parser.add_argument("--seeds", type=int, default=10, help="orders of each stream; 50 to speak of a promise")
+    parser.add_argument("--limit", type=int, default=5000, help="requests of the stream")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.02, 0.05])
+    parser.add_argument("--audit", type=float, default=0.05, help="share of hits")
+    parser.add_argument("--verifier", default=VerifierConfig().adapter, help="default: %(default)s")
+    parser.add_argument("--embedder", default="onnx", help="of the gateway and of the replays")
+    parser.add_argument(
+        "--learn-from", choices=("raw", "audited"), default="raw", help="labels that replays learn from"
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--tools", default=sys.executable, help="Python with numpy, scipy and matplotlib")
+    parser.add_argument("--folder", type=Path, default=Path("build"), help="for quality.json and what is kept")
+    parser.add_argument("--picture", type=Path, help="draw the curves here")
+    return parser
+
+
+class Report:
+    """Says each section as soon as it is there; `found` is what quality.json will hold."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.started = time.monotonic()
+        self.folder: Path = given.folder / "quality"
+        self.encoder: TextEncoder = build_encoder(EmbedderConfig(adapter=given.embedder, threads=1))
+        self.verifier = build_verifier(VerifierConfig(adapter=given.verifier))
+        self.embedder = Encoded(self.encoder)
+        self.opinions = Opinions(self.verifier, self.folder)
+        self.audited = load_audited()
+        self.stream = self._stream()
+        self.thresholds: dict[float, float] = {}
+        self.found: dict[str, Any] = {
+            "verifier": self.verifier.basis,
+            "embedder": self.encoder.fingerprint,
+            "seeds": given.seeds,
+            "audit": given.audit,
+            "audited_labels": len(self.audited),
+            "stream": {
+                "name": self.stream.name,
+                "requests": self.stream.asked,
+                "repeats": self.stream.repeats,
+            },
+            "curves": {},
+            "replays": [],
+        }
+
+    def _stream(self) -> Stream:
+        if self.given.eval is not None:
+            return from_evaluation(self.given.eval, self.given.limit)
+        if self.given.pairs is not None:
+            return from_pairs(self.given.pairs, self.given.limit)
+        return from_wordings(self.given.limit)
+
+    def say(self, title: str, meaning: str, text: str) -> None:
+        print(f"\n## {title}\n\n{meaning}\n\n{text}", flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"  [{time.monotonic() - self.started:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    def replay_of(self, world: World, opinions: Opinions | None = None) -> Replay:
+        labels = Labels(world.stream, self.audited if self.given.learn_from == "audited" else {})
+        return Replay(world, opinions or self.opinions, self.embedder, labels)
+
+    def run(self) -> None:
+        print(f"# Quality: {self.stream.name}, {self.stream.asked} requests, verifier {self.verifier.basis}\n")
+        print(f"A perfect cache would serve {self.stream.repeats:.1%} of them. {len(self.audited)} pairs are audited.")
+        if self.stream.name == "wordings":
+            print("No evaluation and no pairs are given: these wordings trained the verifier, so its figures flatter.")
+        sections = {
+            "http": self.http, "replay": self.replays, "domains": self.domains, "traps": self.traps, "cost": self.cost,
+        }  # fmt: skip
+        for name, section in sections.items():
+            if name in self.given.only:
+                section()
+                self.opinions.save()
+        self.given.folder.mkdir(parents=True, exist_ok=True)
+        target = self.given.folder / "quality.json"
+        target.write_text(json.dumps(rounded(self.found), indent=1) + "\n")
+        print(f"\nThese figures are in {target}; {time.monotonic() - self.started:.0f} s.")
+        if self.given.picture is not None and self.found["curves"]:
+            command = [self.given.tools, "-m", "quality.picture", str(target), str(self.given.picture)]
+            subprocess.run(command, check=True, cwd=Path.cwd())
+
+    def http(self) -> None:
+        audited, setting = Labels(self.stream, self.audited), self._setting()
+        runs = []
+        for budget in self.given.budgets:
+            self.note(f"the stream through the gateway, promise {budget:.0%}")
+            if self.given.eval is not None:
+                runs.append(evaluation_run(self.given.eval, self.stream, audited, budget, setting, self.given.tools))
+            else:
+                runs.append(own_run(self.stream, audited, budget, setting))
+        self.found["http"] = [asdict(run) for run in runs]
+        self.say(
+            "Through the gateway",
+            "`nearhit serve` with a promise, asked over HTTP in the stream's order; right and wrong as a client sees.",
+            tables.gateway(runs),
+        )
+
+    def _setting(self) -> Setting:
+        return Setting(self.given.verifier, self.given.embedder, self.given.audit)
+
+    def replays(self) -> None:
+        rows: list[Kept] = []
+        plain = embedded(alone(self.stream), self.encoder, self.folder)
+        self._curves(plain)
+        rows += self._promises(plain, grow=False)
+        self.thresholds = {row.budget: row.threshold for row in rows}
+        if len(self.stream.questions) - self.stream.asked >= min(OTHERS, 4 * self.stream.asked):
+            rows += self._promises(embedded(self.stream, self.encoder, self.folder), grow=True)
+        else:
+            print("\nNo growing cache: it takes thousands of questions beside those that are asked.")
+        domains = self._domains()
+        if not domains:
+            print("\nNo change of domain: DATA names no folder with banking77_test.csv or clinc150_full.json.")
+        else:
+            rows += self._promises(
+                embedded(joined(alone(self.stream), domains[0]), self.encoder, self.folder), grow=False
+            )
+        self.found["replays"] = [{**asdict(row), "relative": row.relative} for row in rows]
+        self.say(
+            "Promises, replayed",
+            f"The production control over {self.given.seeds} orders of each stream; hindsight is the best fixed "
+            "threshold on scores moved alike that keeps the promise in 95 % of windows.",
+            tables.replays(rows),
+        )
+
+    def _curves(self, world: World) -> None:
+        loosest, audit = max(self.given.budgets), self.given.audit
+        for name, opinions in (("similarity", Opinions(Plain(), None)), ("verifier", self.opinions)):
+            self.note(f"curve: {name}")
+            replay = self.replay_of(world, opinions)
+            points = curve(replay, loosest, learn=False, audit=audit, seeds=self._curve_seeds())
+            self.found["curves"][name] = [point.shown() for point in points]
+
+    def _promises(self, world: World, *, grow: bool) -> list[Kept]:
+        replay, audited = self.replay_of(world), Labels(world.stream, self.audited)
+        self.note(f"hindsight: {world.stream.name}{', grown' if grow else ''}")
+        loosest, audit = max(self.given.budgets), self.given.audit
+        hindsight: list[Point] = curve(replay, loosest, learn=True, audit=audit, grow=grow, seeds=self._curve_seeds())
+        self.opinions.save()
+        self.found["curves"].setdefault("evidence", [point.shown() for point in hindsight])
+        self.note(f"{self.given.seeds} orders online")
+        return [
+            promise(replay, audited, budget, hindsight, seeds=self.given.seeds, audit=audit, grow=grow)
+            for budget in self.given.budgets
+        ]
+
+    def _curve_seeds(self) -> int:
+        return min(CURVE_SEEDS, int(self.given.seeds))
+
+    def _domains(self) -> list[Stream]:
+        return intents(self.given.data) if self.given.data is not None else []
+
+    def domains(self) -> None:
+        rows = []
+        for stream in self._domains():
+            self.note(f"adaptation: {stream.name}")
+            replay = self.replay_of(embedded(stream, self.encoder, self.folder))
+            rows += adaptation(replay, self.given.budgets, audit=self.given.audit)
+        if rows:
+            self.found["domains"] = [asdict(row) for row in rows]
+            self.say(
+                "Adaptation to a domain",
+                "Right hits over requests whose intent is in the cache, at the same error of all requests, before and "
+                "after labels from misses of the same domain.",
+                tables.adaptation(rows),
+            )
+
+    def traps(self) -> None:
+        pairs = traps.load()
+        fresh = {budget: Ledger(self.verifier.prior).threshold(budget) for budget in self.given.budgets}
+        thresholds = {budget: self.thresholds.get(budget, fresh[budget]) for budget in self.given.budgets}
+        tallies = {b: traps.tally(pairs, self.opinions, self.embedder, each) for b, each in thresholds.items()}
+        self.found["traps"] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
+        after = "after the stream (median of its orders)" if self.thresholds else "of a gateway that has seen nothing"
+        self.say(
+            "Traps",
+            f"Pairs served at the threshold {after}; nothing was learnt near them.",
+            tables.traps(tallies, thresholds),
+        )
+
+    def cost(self) -> None:
+        found = cost(self.verifier, self.encoder)
+        self.found["cost_us"] = asdict(found)
+        self.say("Cost", "p50, one thread, the embedding of the question not counted.", tables.cost(found))
+
+
+def main() -> None:
+    Report(parser().parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()

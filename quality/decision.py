@@ -1,0 +1,102 @@
+"""The gateway's own decision about a semantic hit, without its stores: `SemanticLookup`, handed what it would read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+from gateway.cache.control.controls import Controls
+from gateway.cache.control.route_control import Observation, RouteControl
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.freshness import Freshness
+from gateway.cache.judged import Judged
+from gateway.cache.served import ServedHits
+from gateway.messages import Call, Embedding, Entry, Neighbour, Request, Vector
+from gateway.policy.model import Semantic
+from gateway.ports import Acceptance, Embedder, TextEncoder, Verifier
+from gateway.stages.feedback import Memory
+from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a judgement needs of an `Entry`."""
+
+    fingerprint: str
+    question: str
+
+
+class Encoded:
+    """An `Embedder` without waiting; keeps what it has embedded."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self.fingerprint, self.dimension = encoder.fingerprint, encoder.dimension
+        self._encoder = encoder
+        self._known: dict[str, Embedding] = {}
+
+    async def embed(self, text: str) -> Embedding:
+        if text not in self._known:
+            self._known[text] = self._encoder.encode([text])[0]
+        return self._known[text]
+
+
+class Decision(SemanticLookup):
+    """Of one route with one promise. The stage's own methods decide; this only hands them what they read."""
+
+    def __init__(self, verifier: Verifier, embedder: Embedder, control: RouteControl, max_wrong_hits: float) -> None:
+        self._verifier, self._embedder = verifier, embedder
+        self._controls = cast(Controls, SimpleNamespace(of=lambda _: control))
+        self._telemetry = Telemetry()
+        self._rule = Semantic(math.inf, Acceptance(max_wrong_hits=max_wrong_hits))
+        self._memory = Memory(ServedHits(), Counterexamples())
+        self._request = cast(Request, SimpleNamespace(scope="", route=""))
+
+    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judged:
+        """`near`: stored questions with their similarity, most similar first; at least one."""
+        call = cast(Call, SimpleNamespace(question=question))
+        found = [
+            (cast(Entry, stored), Neighbour(stored.fingerprint, similarity), cast(Freshness, None))
+            for stored, similarity in near
+        ]
+        return await self._judge(self._request, call, Embedding(vector, 0, False), found)
+
+
+class Replayed(RouteControl):
+    """Production's control; looks up what is known near a question once, not for each of its candidates."""
+
+    _of: Vector | None = None
+    _at = -1
+    _moved = 0.0
+
+    def score(self, vector: Vector, score: float) -> float:
+        if self._of is not vector or self._at != self.version:
+            self._of, self._at, self._moved = vector, self.version, super().score(vector, 0.0)
+        return score + self._moved
+
+    def probability(self, score: float) -> float:
+        return 0.0  # for display in production; nothing is decided by it
+
+
+class Fixed(Replayed):
+    """A threshold that nobody moves; evidence is gathered as ever."""
+
+    def __init__(self, verifier: Verifier, threshold: float, *, learn: bool = True) -> None:
+        super().__init__(verifier.prior, verifier.basis, learn=learn)
+        self._fixed = threshold
+
+    def threshold(self, acceptance: Acceptance) -> float:
+        return self._fixed
+
+    def advance(self, requests: int) -> None:
+        return  # what fades with time moves the threshold alone
+
+
+class Frozen(Fixed):
+    """What was learnt before counts, and nothing is added to it."""
+
+    def learn(self, observation: Observation) -> None:
+        return

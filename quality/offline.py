@@ -1,0 +1,143 @@
+"""The replays of a report: promises kept online, the best fixed threshold, curves, and adaptation to a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from gateway.cache.control.ledger import BANDS, LOWEST, WIDTH
+from quality.decision import Fixed, Frozen, Replayed
+from quality.figures import Point, hit_rate, keeping, mean, share_kept, windows, within, worst
+from quality.labels import Labels
+from quality.replay import Replay
+
+CURVE_SEEDS = 2  # runs for each point of a curve: 7,300 windows on the development stream
+ENOUGH = 1.1  # curves end where the loosest budget is spent by a tenth more
+LABELS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One budget on one stream, over all seeds; errors and windows on raw and on audited labels."""
+
+    stream: str
+    budget: float
+    seeds: int
+    served: float
+    error: float
+    error_audited: float
+    kept: float  # share of all windows within the promise
+    kept_audited: float
+    worst: int  # wrong hits of the worst window
+    worst_audited: int
+    hindsight: float | None  # served by the best fixed threshold; None: none keeps the promise
+    hindsight_error: float | None
+    audited: float  # of hits
+    covered: float  # of runs: whether the stated interval held the true error
+    threshold: float  # in force at the end, median
+
+    @property
+    def relative(self) -> float | None:
+        return self.served / self.hindsight if self.hindsight else None
+
+
+def thresholds(learn: bool) -> Iterator[float]:
+    """Those that the control chooses from, strictest first. Without evidence no score is above 1, and with it next to
+    none above 1.1."""
+    return (t for band in range(BANDS, -1, -1) if (t := LOWEST + band * WIDTH) <= (1.1 if learn else 1.0) + 1e-9)
+
+
+def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bool = False, seeds: int) -> list[Point]:
+    """Served and wrong at each fixed threshold, until more than `loosest` is wrong."""
+    points: list[Point] = []
+    for threshold in thresholds(learn):
+        controls = [Fixed(replay.opinions, threshold, learn=learn) for _ in range(seeds)]
+        runs = [replay.play(c, loosest, audit=audit, seed=seed, grow=grow) for seed, c in enumerate(controls)]
+        wrongs = tuple(run.wrong(replay.labels) for run in runs)
+        served, error = mean([run.served.mean() for run in runs]), mean([wrong.mean() for wrong in wrongs])
+        hits = [hit_rate(r.served, w, r.repeated) for r, w in zip(runs, wrongs, strict=True)]
+        points.append(Point(threshold, float(served), float(error), wrongs, mean(hits)))
+        if error > loosest * ENOUGH and max(int(windows(w).max()) for w in wrongs) > loosest * ENOUGH * 1000:
+            break
+    return points
+
+
+def promise(
+    replay: Replay, audited: Labels, budget: float, hindsight: Sequence[Point], *, seeds: int, audit: float, grow: bool
+) -> Kept:
+    """The control as it is in production, from its prior on, over all seeds."""
+    verifier, raw = replay.opinions, replay.labels
+    runs, covers = [], []
+    for seed in range(seeds):
+        control = Replayed(verifier.prior, verifier.basis)
+        run = replay.play(control, budget, audit=audit, seed=seed, grow=grow)
+        stated = control.estimate()
+        covers.append(stated.of_all_low <= run.wrong(raw).mean() <= stated.of_all_high)
+        runs.append(run)
+    wrongs, read = [run.wrong(raw) for run in runs], [run.wrong(audited) for run in runs]
+    best = keeping(hindsight, budget)
+    hits = sum(int(run.served.sum()) for run in runs)
+    return Kept(
+        stream=replay.world.stream.name + (", cache grown tenfold" if grow else ""),
+        budget=budget,
+        seeds=seeds,
+        served=float(np.mean([run.served.mean() for run in runs])),
+        error=float(np.mean([wrong.mean() for wrong in wrongs])),
+        error_audited=float(np.mean([wrong.mean() for wrong in read])),
+        kept=share_kept(wrongs, budget),
+        kept_audited=share_kept(read, budget),
+        worst=worst(wrongs),
+        worst_audited=worst(read),
+        hindsight=None if best is None else best.served,
+        hindsight_error=None if best is None else best.error,
+        audited=sum(run.audited for run in runs) / max(1, hits),
+        covered=float(np.mean(covers)),
+        threshold=median(run.threshold for run in runs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Hit rate on what is left of a stream, at the same error, before and after labels of its domain."""
+
+    stream: str
+    budget: float
+    labels: int
+    cold: float
+    taught: float
+
+
+def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> list[Adapted]:
+    """The first requests are all misses, until they have given LABELS labels; thresholds are those of hindsight."""
+    verifier, total = replay.opinions, replay.world.stream.asked
+    first = next((n for n in range(LABELS, total // 2 + 1, 50) if _taught(replay, n).labels >= LABELS), total // 2)
+    control = _taught(replay, first)
+    curves: list[list[Point]] = []
+    for learnt in (None, control.snapshot()):
+        points: list[Point] = []
+        for threshold in thresholds(learnt is not None):
+            frozen = Frozen(verifier, threshold, learn=learnt is not None)
+            if learnt is not None:
+                frozen.restore(learnt)
+            run = replay.play(frozen, max(budgets), audit=audit, seed=1, requests=slice(first, None))
+            wrong = run.wrong(replay.labels)
+            hit = hit_rate(run.served, wrong, run.repeated)
+            points.append(Point(threshold, float(run.served.mean()), float(wrong.mean()), (wrong,), hit))
+            if wrong.mean() > max(budgets) * ENOUGH:
+                break
+        curves.append(points)
+    pairs = [[within(points, budget) for points in curves] for budget in budgets]
+    return [
+        Adapted(replay.world.stream.name, budget, control.labels, *(0.0 if p is None else p.hit for p in pair))
+        for budget, pair in zip(budgets, pairs, strict=True)
+    ]
+
+
+def _taught(replay: Replay, requests: int) -> Replayed:
+    """A control that has seen so many requests and served none of them."""
+    control = Fixed(replay.opinions, 10.0)
+    replay.play(control, 0.01, seed=1, requests=slice(requests))
+    return control

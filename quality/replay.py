@@ -1,0 +1,155 @@
+"""A stream played through the decision that the gateway makes: the nearest stored questions by exact cosine, the
+verifier's opinions, the route's control with its evidence and its threshold, labels from misses and from audits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.cache.control.route_control import RouteControl
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.judged import Judged
+from gateway.ports import Acceptance, Embedder
+from gateway.stages.semantic_lookup import MAX_CANDIDATES
+from quality.decision import Decision, Stored
+from quality.labels import Labels
+from quality.streams import order
+from quality.world import Opinions, World
+
+GROWN = 10  # times as large the cache becomes, between these two requests
+GROWS_FROM, GROWS_TO = 1000, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of each request, in the order in which they came."""
+
+    asked: NDArray[np.int64]
+    stored: NDArray[np.int64]  # whose answer was served; -1: a miss
+    repeated: NDArray[np.bool_]  # an answer to it was in the cache
+    audited: int
+    entries: int  # in the cache at the end
+    threshold: float  # in force at the end
+
+    @property
+    def served(self) -> NDArray[np.bool_]:
+        return self.stored >= 0
+
+    def wrong(self, labels: Labels) -> NDArray[np.bool_]:
+        pairs = zip(self.asked, self.stored, strict=True)
+        return np.array([s >= 0 and not labels.same(int(a), int(s)) for a, s in pairs], bool)
+
+
+@dataclass(slots=True)
+class Cache:
+    """What is stored, of one world."""
+
+    world: World
+    held: NDArray[np.bool_]
+    answers: set[int]
+
+    def near(self, request: int, floor: float) -> list[tuple[Stored, float]]:
+        found, similarities = self.world.near[request], self.world.similarities[request]
+        inside = np.flatnonzero(self.held[found])[:MAX_CANDIDATES]
+        return [(self.world.stored[found[at]], float(similarities[at])) for at in inside if similarities[at] >= floor]
+
+    def add(self, question: int) -> None:
+        self.held[question] = True
+        self.answers.add(self.world.stream.answers[question])
+
+
+class Replay:
+    """One stream and one verifier; `play` may be called as often as wanted."""
+
+    def __init__(self, world: World, opinions: Opinions, embedder: Embedder, labels: Labels) -> None:
+        self.world, self.opinions, self.labels = world, opinions, labels
+        self._embedder = embedder
+
+    def play(
+        self,
+        control: RouteControl,
+        budget: float,
+        *,
+        audit: float = 0.05,
+        seed: int = 0,
+        grow: bool = False,
+        requests: slice = slice(None),
+    ) -> Run:
+        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN."""
+        asked = order(self.world.stream, seed)[requests]
+        return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow))
+
+    async def _play(
+        self,
+        asked: NDArray[np.int64],
+        control: RouteControl,
+        budget: float,
+        audit: float,
+        draw: np.random.Generator,
+        grow: bool,
+    ) -> Run:
+        decision = Decision(self.opinions, self._embedder, control, budget)
+        cache = Cache(self.world, np.zeros(len(self.world.stored), bool), set())
+        fill = Filling(self.world, len(asked), draw) if grow else None
+        stored, repeated, audited = np.full(len(asked), -1), np.zeros(len(asked), bool), 0
+        for step, request in enumerate(map(int, asked)):
+            control.advance(step + 1)
+            if fill is not None:
+                fill(step, cache)
+            repeated[step] = self.world.stream.answers[request] in cache.answers
+            chosen = await self._look_up(decision, request, cache)
+            if chosen is not None and chosen.opinion.veto is None and not chosen.verbatim:
+                control.met(chosen.score)
+            if chosen is not None and chosen.reason is None:
+                stored[step] = int(chosen.entry.fingerprint)
+                audited += self._served(request, chosen, control, audit, draw)
+            else:
+                if chosen is not None and chosen.opinion.veto is None:
+                    # The fresh answer tells, for nothing, whether the neighbour's would have been right.
+                    control.learn(chosen.observed(self._label(request, chosen)))
+                cache.add(request)
+        end = control.threshold(Acceptance(max_wrong_hits=budget))
+        return Run(asked, stored, repeated, audited, int(cache.held.sum()), end)
+
+    async def _look_up(self, decision: Decision, request: int, cache: Cache) -> Judged | None:
+        near = cache.near(request, self.opinions.floor)
+        if not near:
+            return None
+        return await decision.judge(self.world.stream.questions[request], self.world.vectors[request], near)
+
+    def _label(self, request: int, chosen: Judged) -> Label:
+        return Label.RIGHT if self.labels.same(request, int(chosen.entry.fingerprint)) else Label.WRONG
+
+    def _served(
+        self, request: int, chosen: Judged, control: RouteControl, audit: float, draw: np.random.Generator
+    ) -> bool:
+        """Whether the hit was audited."""
+        control.hit()
+        chance = control.audit_chance(chosen.score, audit)
+        if draw.random() >= chance:
+            return False
+        label = self._label(request, chosen)
+        control.audited(label, chance)
+        if not chosen.verbatim:
+            control.learn(chosen.observed(label))
+        return True
+
+
+class Filling:
+    """Puts questions that nobody asks into the cache, as many at each request, until it is GROWN times as large."""
+
+    def __init__(self, world: World, requests: int, draw: np.random.Generator) -> None:
+        self._others = draw.permutation(np.arange(world.stream.asked, len(world.stream.questions)))
+        self._start, self._end = min(GROWS_FROM, requests // 4), min(GROWS_TO, requests // 2)
+        self._wanted = 0
+
+    def __call__(self, step: int, cache: Cache) -> None:
+        if step == self._start:
+            self._wanted = min(len(self._others), (GROWN - 1) * int(cache.held.sum()))
+        if self._start <= step < self._end:
+            done, length = step - self._start, self._end - self._start
+            for question in self._others[self._wanted * done // length : self._wanted * (done + 1) // length]:
+                cache.add(int(question))

@@ -1,0 +1,96 @@
+"""The report's tables, in Markdown: to be pasted into a note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gateway.cache.control.ledger import WINDOW
+from quality.cost import Cost
+from quality.http_run import Served
+from quality.offline import Adapted, Kept
+from quality.traps import Tally
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def both(raw: float, audited: float, digits: int = 2) -> str:
+    """Raw labels, then audited ones."""
+    return f"{100 * raw:.{digits}f} / {100 * audited:.{digits}f} %"
+
+
+def traps(tallies: dict[float, list[Tally]], thresholds: dict[float, float]) -> str:
+    columns = ["pairs", *(f"{budget:.0%} (score {thresholds[budget]:.2f})" for budget in tallies)]
+    rows = []
+    for at, first in enumerate(next(iter(tallies.values()), [])):
+        cells = [group[at] for group in tallies.values()]
+        rows.append(
+            [first.kind, *(f"{c.right_served}/{c.right} right, {c.wrong_served}/{c.wrong} wrong" for c in cells)]
+        )
+    return table(columns, rows)
+
+
+def gateway(runs: Sequence[Served]) -> str:
+    columns = (
+        "promise", "served", "error of all (raw / audited)", "wrong of served", "hits right", "hit rate",
+        "p50 of hits", f"worst {WINDOW} (raw / audited)", "the gateway says", "hits audited", "second opinions",
+    )  # fmt: skip
+    return table(columns, [_gateway_row(run) for run in runs])
+
+
+def _gateway_row(run: Served) -> list[str]:
+    interval = f"{share(run.stated_low, 2)} to {share(run.stated_high, 2)}"
+    return [
+        f"{run.budget:.0%}",
+        share(run.served),
+        both(run.error, run.error_audited),
+        share(run.wrong_of_served),
+        share(1 - run.wrong_of_served),
+        share(run.hit),
+        "-" if run.p50_hit_ms is None else f"{run.p50_hit_ms:.1f} ms",
+        f"{run.worst} / {run.worst_audited}",
+        f"{share(run.stated, 2)} ({interval})",
+        share(run.audited),
+        share(run.second_opinions),
+    ]
+
+
+def replays(rows: Sequence[Kept]) -> str:
+    columns = (
+        "stream", "promise", "served", "of hindsight", "error of all (raw / audited)", "windows kept (raw / audited)",
+        f"worst {WINDOW} (raw / audited)", "hits audited", "interval holds",
+    )  # fmt: skip
+    return table(columns, [_replay_row(row) for row in rows])
+
+
+def _replay_row(row: Kept) -> list[str]:
+    hindsight = "none keeps it" if row.hindsight is None else f"{share(row.relative, 0)} of {share(row.hindsight)}"
+    return [
+        row.stream,
+        f"{row.budget:.0%}",
+        share(row.served),
+        hindsight,
+        both(row.error, row.error_audited),
+        both(row.kept, row.kept_audited, 1),
+        f"{row.worst} / {row.worst_audited}",
+        share(row.audited),
+        f"{row.covered:.0%} of {row.seeds} runs",
+    ]
+
+
+def adaptation(rows: Sequence[Adapted]) -> str:
+    columns = ("intents", "error of all", "hit rate cold", "hit rate taught", "labels")
+    cells = [[r.stream, f"{r.budget:.0%}", share(r.cold), share(r.taught), str(r.labels)] for r in rows]
+    return table(columns, cells)
+
+
+def cost(found: Cost) -> str:
+    second = "none given" if found.second_opinion is None else f"{found.second_opinion:.0f} us"
+    columns = ("opinions of 4 candidates of 15 words", "evidence of 2,000 labels", "second opinion")
+    return table(columns, [[f"{found.opinions:.0f} us", f"{found.shift:.0f} us", second]])

@@ -1,0 +1,69 @@
+"""Pairs that only look alike, or only look different, by what makes them hard: how many are served at a threshold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.ports import Embedder, Verifier
+from quality.decision import Decision, Fixed, Stored
+
+FOLDER = Path(__file__).parents[1] / "tests" / "quality"
+FILES = ("traps.jsonl", "languages.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    kind: str
+    stored: str
+    asked: str
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    kind: str
+    right_served: int
+    right: int
+    wrong_served: int
+    wrong: int
+
+
+def load(folder: Path = FOLDER) -> list[Trap]:
+    """Every pair of the files that are there."""
+    lines = (
+        line for name in FILES if (folder / name).exists() for line in (folder / name).read_text("utf-8").splitlines()
+    )
+    rows = (json.loads(line) for line in lines if line.strip())
+    return [Trap(str(row["kind"]), str(row["stored"]), str(row["asked"]), bool(row["same"])) for row in rows]
+
+
+def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:
+    """By kind, in the order of the files, and all together."""
+    decision = Decision(verifier, embedder, Fixed(verifier, threshold, learn=False), 0.0)
+    served = asyncio.run(_served(traps, decision, embedder, verifier.floor))
+    kinds = list(dict.fromkeys(trap.kind for trap in traps))
+    return [_tally(kind, traps, served) for kind in (*kinds, "all")]
+
+
+async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
+    """As the gateway decides where this one question is stored and nothing was learnt near it."""
+    found = []
+    for trap in traps:
+        stored, asked = (await embedder.embed(trap.stored)).vector, (await embedder.embed(trap.asked)).vector
+        similarity = min(1.0, max(0.0, float(stored @ asked)))
+        if similarity < floor:
+            found.append(False)
+            continue
+        judged = await decision.judge(trap.asked, asked, [(Stored("", trap.stored), similarity)])
+        found.append(judged.reason is None)
+    return found
+
+
+def _tally(kind: str, traps: Sequence[Trap], served: Sequence[bool]) -> Tally:
+    group = [(trap.same, hit) for trap, hit in zip(traps, served, strict=True) if kind in (trap.kind, "all")]
+    right, wrong = ([hit for same, hit in group if same is wanted] for wanted in (True, False))
+    return Tally(kind, sum(right), len(right), sum(wrong), len(wrong))

@@ -1,0 +1,131 @@
+"""What a replay needs of a stream, made once: vectors, who is near whom, and the verifier's opinions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.messages import Refusal
+from gateway.ports import Candidate, Opinion, TextEncoder, Verifier
+from quality.decision import Stored
+from quality.streams import Stream
+
+BLOCK = 1000  # rows of the matrix of similarities at a time
+LOWEST_SIMILARITY = 0.5  # below it no verifier reads a neighbour
+Row = tuple[float, float, str | None, str | None]
+GATEWAY = Path(__file__).parents[1] / "gateway"
+
+
+class Plain:
+    """The similarity, and nothing else: what a verifier is held against."""
+
+    basis = "similarity"
+    floor = 0.6
+    prior = ((0.0, 0.0),)
+
+    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        return [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        return None
+
+
+def verifier_key(verifier: Verifier) -> str:
+    """Names the verifier, its code and its weights: opinions of another are not used again."""
+    cache = GATEWAY / "cache"
+    sources = [cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "forest.py")]
+    sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/*cross*.py")]
+    digest = hashlib.sha256(verifier.basis.encode())
+    for path in sorted(sources):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return f"{verifier.basis}-{digest.hexdigest()[:12]}".replace("/", "-")
+
+
+class Opinions:
+    """A verifier that is asked once for each pair, over all runs with the same weights. Implements `Verifier`."""
+
+    def __init__(self, verifier: Verifier, folder: Path | None) -> None:
+        self.basis, self.prior, self.floor = verifier.basis, verifier.prior, verifier.floor
+        self.asked = 0  # pairs that were not known yet
+        self._path = folder / f"opinions-{verifier_key(verifier)}.msgpack" if folder is not None else None
+        self._verifier = verifier
+        self._first: dict[bytes, Row] = {}
+        self._second: dict[bytes, Row | None] = {}
+        if self._path is not None and self._path.exists():
+            self._first, self._second = msgpack.unpackb(self._path.read_bytes(), use_list=False, strict_map_key=False)
+
+    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        keys = [_key(question, candidate) for candidate in candidates]
+        new = [candidate for key, candidate in zip(keys, candidates, strict=True) if key not in self._first]
+        if new:
+            self.asked += len(new)
+            said = await self._verifier.opinions(question, new)
+            for candidate, opinion in zip(new, said, strict=True):
+                self._first[_key(question, candidate)] = _row(opinion)
+        return [_opinion(self._first[key]) for key in keys]
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        key = _key(question, candidate)
+        if key not in self._second:
+            said = await self._verifier.second_opinion(question, candidate, first)
+            self._second[key] = None if said is None else _row(said)
+        row = self._second[key]
+        return None if row is None else _opinion(row)
+
+    def save(self) -> None:
+        if self._path is not None and self.asked:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(msgpack.packb((self._first, self._second)))
+            self.asked = 0
+
+
+def _key(question: str, candidate: Candidate) -> bytes:
+    both = f"{question}\0{candidate.question}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(both, digest_size=12).digest()
+
+
+def _row(opinion: Opinion) -> Row:
+    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt)
+
+
+def _opinion(row: Row) -> Opinion:
+    score, probability, veto, doubt = row
+    return Opinion(score, probability, Refusal(veto) if veto else None, Refusal(doubt) if doubt else None)
+
+
+class World:
+    """A stream with its vectors; `near[i]` holds whom request i could be served from, most similar first."""
+
+    def __init__(self, stream: Stream, vectors: NDArray[np.float32]) -> None:
+        self.stream = stream
+        self.vectors = [row for row in vectors]  # noqa: C416 (rows that keep their identity)
+        self.stored = [Stored(str(number), text) for number, text in enumerate(stream.questions)]
+        self.near: list[NDArray[np.int32]] = []
+        self.similarities: list[NDArray[np.float32]] = []
+        for start in range(0, stream.asked, BLOCK):
+            block = vectors[start : min(start + BLOCK, stream.asked)] @ vectors.T
+            for at, row in enumerate(block):
+                row[start + at] = -1.0  # not itself
+                found = np.flatnonzero(row >= LOWEST_SIMILARITY)
+                found = found[np.argsort(-row[found], kind="stable")]
+                self.near.append(found.astype(np.int32))
+                self.similarities.append(np.minimum(row[found], 1.0))
+
+
+def embedded(stream: Stream, encoder: TextEncoder, folder: Path | None) -> World:
+    """With the vectors of the last run, where it was over the same texts and the same model."""
+    named = "\0".join((encoder.fingerprint, *stream.questions)).encode("utf-8", "surrogatepass")
+    path = folder / f"vectors-{hashlib.sha256(named).hexdigest()[:16]}.npy" if folder is not None else None
+    if path is not None and path.exists():
+        return World(stream, np.load(path, allow_pickle=False))
+    vectors = np.stack([encoder.encode([question])[0].vector for question in stream.questions])
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, vectors, allow_pickle=False)
+    return World(stream, vectors)
