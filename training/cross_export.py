@@ -1,0 +1,103 @@
+"""Writes the cross-encoder as int8 ONNX, and beside it where it came from and what it measures on held-out groups."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import sklearn
+import torch
+import transformers
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder
+from gateway.cache.features import FloatArray
+from gateway.modelkit.files import MODEL_FILE, load_manifest
+from gateway.modelkit.word_table import WordTable
+from training.cross_network import Network, batch
+from training.encoder import Encoder
+from training.pair import Pair
+
+OPSET = 17
+WRITTEN = ("wording", "near-miss")  # what writers meant; the rest was altered by a program
+CREDITS = {
+    "wordings": "our own (training/wordings)",
+    "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
+    "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
+    "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
+    "initial weights, word embeddings": "all-MiniLM-L6-v2, Apache-2.0",
+}
+
+
+def graph(network: Network, table: WordTable, target: Path) -> None:
+    """int8 by the operators' own scales, which are taken over each pass."""
+    sample = batch([([2054, 2003], [2054, 2003, 2023], 1.0), ([2054], [2129], 0.0)], table)
+    axes = {0: "batch", 1: "length"}
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # tracer warnings about shapes; `agreement` checks the result instead
+        exact = Path(scratch) / "fp32.onnx"
+        torch.onnx.export(
+            network.eval().float(), tuple(sample.values()), str(exact), dynamo=False, opset_version=OPSET,
+            input_names=list(sample), output_names=["logit"],
+            dynamic_axes={**dict.fromkeys(sample, axes), "logit": {0: "batch"}},
+        )  # fmt: skip
+        quantize_dynamic(exact, target, per_channel=True, weight_type=QuantType.QInt8)
+
+
+def write(
+    network: Network,
+    table: WordTable,
+    out: Path,
+    model: Path,
+    held: Mapping[str, Sequence[Pair]],
+    training: dict[str, Any],
+) -> None:
+    """`cross_encoder.onnx` and `cross_encoder.json` in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    graph(network, table, out / GRAPH_FILE)
+    content = (out / GRAPH_FILE).read_bytes()
+    about: dict[str, Any] = {
+        "version": 1, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content),
+        "table_sha256": table.digest(), "encoder": load_manifest(model).sha256[MODEL_FILE], "platt": [1.0, 0.0],
+        "training": training, "licence": "Apache-2.0", "made_from": CREDITS,
+        "versions": {"python": platform.python_version(), "machine": platform.machine(),
+                     **{m.__name__: m.__version__ for m in (np, torch, transformers, onnx, onnxruntime, sklearn)}},
+    }  # fmt: skip
+    (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    about |= _figures(OnnxCrossEncoder(model, out), Encoder(model), held)
+    (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    print(json.dumps({"platt": about["platt"], **about["held_out"]}), flush=True)  # noqa: T201
+
+
+def _figures(cross: OnnxCrossEncoder, encoder: Encoder, held: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
+    """Platt and blend on the wordings, where the classes are made to count the same; AUC on all."""
+    found: dict[str, Any] = {"held_out": {}}
+    for name, pairs in held.items():
+        rows = _rows(cross, encoder, pairs)
+        same = np.array([pair.same for pair in pairs])
+        found["held_out"][name] = {
+            "pairs": len(pairs), "same": int(same.sum()),
+            "auc": round(float(roc_auc_score(same, rows[:, 1])), 4),
+            "auc_cosine": round(float(roc_auc_score(same, rows[:, 0])), 4),
+        }  # fmt: skip
+        if name == "wordings":
+            platt = LogisticRegression(C=1e6, class_weight="balanced").fit(rows[:, 1:], same)
+            found["platt"] = [round(float(platt.coef_[0, 0]), 4), round(float(platt.intercept_[0]), 4)]
+    return found
+
+
+def _rows(cross: OnnxCrossEncoder, encoder: Encoder, pairs: Sequence[Pair]) -> FloatArray:
+    """(n, 2): cosine, logit."""
+    cosine = [float(encoder(pair.asked).vector @ encoder(pair.stored).vector) for pair in pairs]
+    return np.array([cosine, [cross.score(pair.asked, [pair.stored])[0] for pair in pairs]]).T
