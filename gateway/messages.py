@@ -73,6 +73,7 @@ class Admission(StrEnum):
     TOOLS = "tools"
     TOO_LARGE = "too-large"
     MALFORMED = "malformed"
+    PURGED = "purged"  # a removal that came while it was fetched means it
 
 
 class Choice(StrEnum):
@@ -243,8 +244,14 @@ class Entry:
     input_tokens: int
     output_tokens: int
     cost_dollars: float
-    upstream_s: float
+    upstream_s: float  # from before the backend was asked to `created`
     tags: tuple[str, ...] = ()
+    imported: float = 0.0  # wall clock: when an operator brought it here; 0 where it was fetched
+
+    @property
+    def asked(self) -> float:
+        """Wall clock: when its backend was asked, or it was imported. Removals before that do not mean it."""
+        return max(self.created - self.upstream_s, self.imported)
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -124,11 +124,40 @@ class LearningStore(Protocol):
     async def learning(self, route: str) -> bytes | None: ...
 
 
+class RemovalStore(Protocol):
+    """What removals need of the store. Every method raises `StoreUnavailable`."""
+
+    async def version(self) -> bytes:
+        """Changes whenever the bans do; cheap."""
+
+    async def bans(self) -> Sequence[bytes]: ...
+
+    async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
+        """Adds or replaces by id, forgets those of `drop`. Returns whether it is known to have reached the disk."""
+
+    async def latest_expiry(self) -> float:
+        """Of all entries; wall clock, seconds. 0 where there is none."""
+
+    def records(self) -> AsyncIterator[Sequence[tuple[Entry, Vector | None]]]:
+        """All entries in pages of bounded size, in no order; with their vector where it is the current embedder's."""
+
+    async def delete(self, fingerprints: Sequence[str]) -> int: ...
+
+    async def add_audit(self, line: bytes) -> None: ...
+
+    async def audits(self, limit: int) -> Sequence[bytes]:
+        """The youngest first; bounded, the oldest are forgotten."""
+
+
 class NearStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 
     def peek(self, fingerprint: str) -> Entry | None:
         """What is in process, without asking further."""
+
+    def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
+        """Whether a removal covers it; `vector`: its own, where it is known. `get` and `peek` return no such entry:
+        this is for one that has been in hand for a while, or is about to be put."""
 
 
 class VectorIndex(Protocol):
@@ -145,6 +174,10 @@ class VectorIndex(Protocol):
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         """At most `k` neighbours, most similar first."""
+
+    async def near(self, vector: Vector, similarity: float) -> Sequence[str]:
+        """The fingerprints of all scopes within `similarity`, in [0, 1], of `vector`; for removals, not for requests:
+        it looks at everything. What comes or goes meanwhile may or may not be among them."""
 
     async def remove(self, fingerprints: Sequence[str]) -> int:
         """Returns how many there were."""
@@ -195,6 +228,9 @@ class Verifier(Protocol):
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         """A closer and dearer look, for candidates near the threshold. None: it has none to give."""
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        """What it sees that sets the two apart, by name, to be shown; what is as between equals is left out."""
 
 
 @dataclass(frozen=True, slots=True)

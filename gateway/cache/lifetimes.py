@@ -11,3 +11,9 @@ def exact_lifetime(route: Route) -> Lifetime | None:
     if route.exact_ttl_s is None:
         return None
     return Lifetime(route.exact_ttl_s, route.jitter, route.stale_while_revalidate_s, route.stale_if_error_s)
+
+
+def longest_lifetime_s(route: Route) -> float:
+    """After which nobody has a use for what it stores; seconds."""
+    exact = exact_lifetime(route)
+    return max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)

@@ -9,7 +9,7 @@ import msgpack
 
 from gateway.messages import Entry
 
-VERSION = 1
+VERSION = 2
 # What msgpack must have found for each field, in order; a whole number is as good as the float that it was.
 _TYPES = tuple(
     int | float if hint is float else tuple if get_origin(hint) is tuple else hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.adapters.front_store import FrontStore
+from gateway.cache.removal import Ban, Bans, Conditions
 from gateway.errors import StoreUnavailable
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
@@ -117,3 +118,41 @@ async def test_an_answer_made_while_the_store_is_down_is_served_from_here() -> N
     assert await front.get(hexed("a")) is not None
     with pytest.raises(StoreUnavailable):
         await front.get(hexed("b"))
+
+
+async def test_what_a_ban_covers_is_neither_returned_nor_kept_nor_passed_on() -> None:
+    front, behind, clock = front_of(12)
+    removed, kept = entry_of("a", created=clock.wall()), entry_of("b", created=clock.wall(), tags=())
+    for entry in (removed, kept):
+        await front.put(entry, None)
+    ban = Ban("b", clock.wall(), clock.wall() + 100, Conditions(tags=frozenset({"docs"})))
+    front.bans.add(ban, clock.wall())
+    assert front.peek(removed.fingerprint) is None
+    assert await front.get(removed.fingerprint) is None, "though the store still has it"
+    assert front.peek(kept.fingerprint) is kept
+    await behind.delete([removed.fingerprint])
+    await front.put(removed, None)
+    assert await behind.get(removed.fingerprint) is None
+    assert len(front) == 1
+
+
+async def test_a_sweep_frees_what_nobody_asks_for() -> None:
+    front, _, clock = front_of(12)
+    for i in range(10):
+        await front.put(entry_of(str(i), created=clock.wall(), route=f"r{i % 2}"), None)
+    front.bans.add(Ban("b", clock.wall(), clock.wall() + 100, Conditions(route="r1")), clock.wall())
+    assert await front.sweep() == 5
+    assert len(front) == 5
+    assert front.bytes == 5 * SIZE
+
+
+async def test_before_the_removals_are_known_nothing_of_the_store_is_served() -> None:
+    clock = FakeClock()
+    behind = MemoryStore(clock)
+    await behind.put(entry_of("a"), None)
+    front = FrontStore(behind, max_bytes=10**6, max_age_s=None, clock=clock, bans=Bans())
+    assert await front.get(hexed("a")) is None
+    await front.put(entry_of("b"), None)
+    assert await front.get(hexed("b")) is not None, "what was fetched since then is known to be wanted"
+    front.bans.stored([], clock.wall())
+    assert await front.get(hexed("a")) is not None

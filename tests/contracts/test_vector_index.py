@@ -176,3 +176,16 @@ def test_a_search_returns_all_of_its_scope_and_nothing_else(
             assert index.size == len(held)
 
     asyncio.run(run())
+
+
+async def test_near_looks_into_every_scope_and_takes_all_within_the_similarity(index: VectorIndex) -> None:
+    target, other = vector_of(1), vector_of(2)
+    for i, share in enumerate((0.2, 0.5, 0.8, 0.9, 1.0)):
+        mixed = share * target + (1 - share) * other
+        await index.add(str(i), f"s{i % 2}", (mixed / np.linalg.norm(mixed)).astype(np.float32))
+    assert sorted(await index.near(target, 0.9)) == ["2", "3", "4"]
+    assert sorted(await index.near(target, -1.0)) == list("01234")
+    await index.remove(["3"])
+    assert sorted(await index.near(target, 0.9)) == ["2", "4"]
+    with pytest.raises(ValueError, match="expected float32"):
+        await index.near(vector_of(1)[:-1], 0.9)

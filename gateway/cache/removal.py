@@ -1,0 +1,235 @@
+"""What operators have removed is never served again. Pure.
+
+A removal is a ban, as in Varnish: conditions and a time. It covers every answer that meets them and that was asked for
+up to then, wherever that answer lies, and also if it comes later: one fetched before a removal and stored after it is
+as unwanted as the others. Reads and writes ask the bans, so that a removal holds before the store has been swept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from gateway.messages import Entry, Vector
+
+MAX_BANS = 64  # every read of an entry that is older than one of them looks through them
+MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
+HASH_DIGITS, SHOWN_DIGITS = 64, 12
+UNREADABLE_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
+class Near:
+    """Close to a question: by its vector where an answer comes with its own, else by the fingerprints found so far."""
+
+    vector: Vector
+    similarity: float  # at least; in [0, 1]
+    found: frozenset[str] = frozenset()
+
+    def holds(self, entry: Entry, vector: Vector | None) -> bool:
+        if entry.fingerprint in self.found:
+            return True
+        return vector is not None and vector.shape == self.vector.shape and self._reaches(vector)
+
+    def _reaches(self, vector: Vector) -> bool:
+        return float(np.dot(vector, self.vector)) >= self.similarity
+
+    def covers(self, other: Near) -> bool:
+        same = self.similarity <= other.similarity and np.array_equal(self.vector, other.vector)
+        return same and self.found >= other.found
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """All that are given hold, of the tags at least one. None given: everything."""
+
+    tags: frozenset[str] = frozenset()
+    tenant: str | None = None  # as in the entry, or the first digits of a hash
+    route: str | None = None
+    model: str | None = None  # as the client named it
+    before: float | None = None  # wall clock: the answer was made at or before it
+    fingerprint: str | None = None
+    near: Near | None = None
+
+    def hold(self, entry: Entry, vector: Vector | None = None) -> bool:
+        """`vector`: the entry's own, where it is known."""
+        return (
+            (not self.tags or not self.tags.isdisjoint(entry.tags))
+            and (self.tenant is None or same_tenant(self.tenant, entry.tenant))
+            and self.route in (None, entry.route)
+            and self.model in (None, entry.model)
+            and (self.before is None or entry.created <= self.before)
+            and self.fingerprint in (None, entry.fingerprint)
+            and (self.near is None or self.near.holds(entry, vector))
+        )
+
+    def cover(self, other: Conditions) -> bool:
+        """Whether all that `other` means is meant by this too."""
+        return (
+            (not self.tags or (bool(other.tags) and other.tags <= self.tags))
+            and (self.before is None or (other.before is not None and other.before <= self.before))
+            and (self.near is None or (other.near is not None and self.near.covers(other.near)))
+            and all(
+                mine is None or mine == others
+                for mine, others in (
+                    (self.tenant, other.tenant),
+                    (self.route, other.route),
+                    (self.model, other.model),
+                    (self.fingerprint, other.fingerprint),
+                )
+            )
+        )
+
+
+EVERYTHING = Conditions()
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    id: str
+    at: float  # wall clock
+    until: float  # wall clock: after which nothing that it covers can be left
+    conditions: Conditions
+
+    def covers(self, entry: Entry, vector: Vector | None = None) -> bool:
+        return entry.asked <= self.at and self.conditions.hold(entry, vector)
+
+    def sweeps(self, entry: Entry, vector: Vector | None, now: float) -> bool:
+        """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
+        future was made before the removal, too: by a machine whose clock is ahead, or before ours was set back."""
+        return self.conditions.hold(entry, vector) and (entry.asked <= self.at or entry.created > now)
+
+    def includes(self, other: Ban) -> bool:
+        return self.at >= other.at and self.until >= other.until and self.conditions.cover(other.conditions)
+
+
+def same_tenant(wanted: str, tenant: str) -> bool:
+    """Tenants that are hashes may be given by the digits that logs and samples show, or more of them."""
+    if wanted == tenant:
+        return True
+    hashed = len(tenant) == HASH_DIGITS and len(wanted) >= SHOWN_DIGITS
+    return hashed and tenant.startswith(wanted)
+
+
+def bounded(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban, ...]:
+    """At most `limit` bans that cover what these do, oldest first.
+
+    What is over goes, and what another one includes. If that is not enough, the older half becomes one that covers all
+    up to the youngest of them: too much rather than too little, since what it removes is only fetched again.
+    """
+    kept: list[Ban] = []
+    for ban in sorted((ban for ban in bans if ban.until > now), key=lambda ban: ban.at, reverse=True):
+        if not any(other.includes(ban) for other in kept):
+            kept.append(ban)
+    kept.reverse()
+    if len(kept) <= limit:
+        return tuple(kept)
+    old = kept[: len(kept) - limit // 2]
+    youngest = old[-1]
+    folded = Ban(f"all-{youngest.id}", youngest.at, max(ban.until for ban in old), EVERYTHING)
+    return (folded, *kept[len(old) :])
+
+
+@dataclass(slots=True)
+class Bans:
+    """Those in force in a process. `version` changes with them: what was looked at under it need not be again.
+
+    `loaded` is set once the store's have been read: until then nobody knows what of the store may be served.
+    """
+
+    loaded: bool = False
+    version: int = 0
+    in_force: tuple[Ban, ...] = ()
+    _latest: float = field(default=float("-inf"))  # no ban covers what was asked for later
+    _own: tuple[Ban, ...] = ()  # made here: they hold also where the store could not be told
+
+    def __len__(self) -> int:
+        return len(self.in_force)
+
+    def cover(self, entry: Entry, vector: Vector | None = None) -> bool:
+        return entry.asked <= self._latest and any(ban.covers(entry, vector) for ban in self.in_force)
+
+    def add(self, ban: Ban, now: float) -> None:
+        """One made here, in force from now on; it takes the place of one with its id."""
+        self._own = bounded([*(own for own in self._own if own.id != ban.id), ban], now)
+        self._put([*(each for each in self.in_force if each.id != ban.id), ban], now)
+
+    def stored(self, bans: Iterable[Ban], now: float) -> tuple[Ban, ...]:
+        """Those that all gateways on a store share -> those of them that are new here."""
+        known = {ban.id for ban in self.in_force}
+        given = tuple(bans)
+        self._put([*(own for own in self._own if own.id not in {ban.id for ban in given}), *given], now)
+        self.loaded = True
+        return tuple(ban for ban in self.in_force if ban.id not in known)
+
+    def expire(self, now: float) -> None:
+        """Lets go of those whose entries are all over."""
+        if any(ban.until <= now for ban in self.in_force):
+            self._own = bounded(self._own, now)
+            self._put(self.in_force, now)
+
+    def _put(self, bans: Iterable[Ban], now: float) -> None:
+        self.in_force = bounded(bans, now)
+        self.version += 1
+        self._latest = max((ban.at for ban in self.in_force), default=float("-inf"))
+
+
+def with_found(ban: Ban, found: Iterable[str]) -> Ban:
+    """The same with more fingerprints known to be close to its question."""
+    near = ban.conditions.near
+    assert near is not None
+    more = replace(near, found=near.found | frozenset(found))
+    return replace(ban, conditions=replace(ban.conditions, near=more))
+
+
+# Bans as they lie in the store.
+
+FORMAT = 1
+
+
+def encode(ban: Ban) -> bytes:
+    c, near = ban.conditions, ban.conditions.near
+    packed: bytes = msgpack.packb(
+        {
+            "format": FORMAT,
+            "id": ban.id,
+            "at": ban.at,
+            "until": ban.until,
+            "tags": sorted(c.tags),
+            "tenant": c.tenant,
+            "route": c.route,
+            "model": c.model,
+            "before": c.before,
+            "fingerprint": c.fingerprint,
+            "near": near and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.found)],
+        }
+    )
+    return packed
+
+
+def decode(data: bytes, now: float) -> Ban:
+    """One that cannot be read, a newer gateway's perhaps, covers everything: too much rather than too little."""
+    try:
+        fields = msgpack.unpackb(data)
+        at, until = float(fields["at"]), float(fields["until"])
+        conditions = _conditions(fields) if fields["format"] == FORMAT else EVERYTHING
+        return Ban(str(fields["id"]), at, until, conditions)
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException):
+        return Ban("unreadable", now, now + UNREADABLE_S, EVERYTHING)
+
+
+def _conditions(fields: Mapping[str, Any]) -> Conditions:
+    near = fields["near"]
+    return Conditions(
+        tags=frozenset(fields["tags"]),
+        tenant=fields["tenant"],
+        route=fields["route"],
+        model=fields["model"],
+        before=fields["before"],
+        fingerprint=fields["fingerprint"],
+        near=near and Near(np.frombuffer(near[0], "<f4").astype(np.float32), float(near[1]), frozenset(near[2])),
+    )
