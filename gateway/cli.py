@@ -14,15 +14,17 @@ import orjson
 import uvloop
 
 from gateway.adapters.child import ChildFailed
+from gateway.admin.explain import Pair
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
 from gateway.errors import Refused
 from gateway.explain import Explanation, explain
+from gateway.explain_pair import checked, explain_by, explain_offline
 from gateway.faults import ConfigInvalid
 from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.parts import StartFailed
+from gateway.parts import StartFailed, secret
 from gateway.policy.check import check
 from gateway.serve import serve, serve_upstream
 from gateway.units import Address, parse_address
@@ -80,9 +82,17 @@ def build_parser() -> argparse.ArgumentParser:
     checked = add("check", run_check, "List every fault of the configuration and of all policies at once.")
     checked.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
 
-    explained = add("explain", run_explain, "Say what would become of a request, without sending it.")
-    explained.add_argument("request", metavar="REQUEST.json", type=Path, help="a body, or {path, headers, body}")
+    text = "Say what would become of a request, without sending it; or what is made of two prompts."
+    explained = add("explain", run_explain, text)
+    explained.add_argument(
+        "request", metavar="REQUEST.json", type=Path, nargs="?", help="a body, or {path, headers, body}"
+    )
     explained.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
+    explained.add_argument("--stored", metavar="PROMPT", help="instead of a request: one whose answer is stored,")
+    explained.add_argument("--asked", metavar="PROMPT", help="and one that is asked: would that answer be served?")
+    explained.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
+    explained.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, which has learnt")
+    explained.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
 
     model = commands.add_parser("model", help="The embedding model.")
     fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
@@ -134,9 +144,27 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
+    of_pair = (arguments.stored, arguments.asked, arguments.route, arguments.admin, arguments.token_env)
+    if arguments.request is None or any(value is not None for value in of_pair):
+        return run_explain_pair(arguments)
     explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
     print(orjson.dumps(explanation.as_json()).decode() if arguments.json else explanation.as_text())
     return GOOD if arguments.expect is None else _expectation(explanation, arguments.expect)
+
+
+def run_explain_pair(arguments: argparse.Namespace) -> int:
+    if arguments.stored is None or arguments.asked is None or arguments.request or arguments.expect:
+        print("usage: nearhit explain REQUEST.json [--expect BACKEND]", file=sys.stderr)
+        print('       nearhit explain --stored "..." --asked "..." [--route NAME] [--admin URL]', file=sys.stderr)
+        return USAGE
+    pair = checked(Pair(arguments.stored, arguments.asked, arguments.route))
+    if arguments.admin is None:
+        found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
+    else:
+        token = secret(os.environ, arguments.token_env, "--token-env")
+        found = asyncio.run(explain_by(arguments.admin, token, pair))
+    print(orjson.dumps(found.as_json()).decode() if arguments.json else found.as_text())
+    return GOOD
 
 
 def _expectation(explanation: Explanation, expected: str) -> int:

@@ -7,6 +7,7 @@ Each check names one way in which two similar questions differ; a check that fin
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.cache.payload import plain, quoted_in, transforms
@@ -100,19 +101,23 @@ def _head(phrase: str) -> str:
 
 def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
     """The first way in which the two differ that changes the answer, or None."""
+    return next(differences(asked, stored), None)
+
+
+def differences(asked: Lexical, stored: Lexical) -> Iterator[Refusal]:
+    """Every way in which they do, each looked for when it is asked for."""
     if other_payload(asked, stored):
-        return Refusal.PAYLOAD
+        yield Refusal.PAYLOAD
     if asked.numbers != stored.numbers:
-        return Refusal.NUMBERS
+        yield Refusal.NUMBERS
     if asked.negations % 2 != stored.negations % 2:
-        return Refusal.NEGATION
+        yield Refusal.NEGATION
     if _opposed(asked, stored):
-        return Refusal.ANTONYM
+        yield Refusal.ANTONYM
     if _reversed(asked, stored):
-        return Refusal.DIRECTION
+        yield Refusal.DIRECTION
     if _other_names(asked, stored):
-        return Refusal.ENTITIES
-    return None
+        yield Refusal.ENTITIES
 
 
 def other_payload(asked: Lexical, stored: Lexical) -> bool:

@@ -1,0 +1,172 @@
+"""POST /admin/cache/explain: what a route makes of two prompts, with all that it has learnt. Nothing is changed by it,
+and the prompts are neither logged nor kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.cache.control.controls import Controls
+from gateway.cache.control.route_control import RouteControl
+from gateway.cache.explained import ExplainedPair, Look, explained
+from gateway.cache.feedback import relation_of
+from gateway.cache.judged import VERBATIM, Judged, judged, same_words
+from gateway.cache.templates import Varying, varying
+from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.messages import Embedding, Entry, Refusal
+from gateway.policy.model import Policy, Semantic
+from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier
+
+PATH = "/admin/cache/explain"
+EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the route may be left out'
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question whose answer is stored, and one that is asked. `route` None: the policy's last one."""
+
+    stored: str
+    asked: str
+    route: str | None = None
+
+
+def pair_from(body: bytes) -> Pair:
+    """Raises `BadRequest`, without a word of the prompts in it."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON ({error}): {EXPECTED}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"the body is no JSON object: {EXPECTED}")
+    unknown = sorted(value.keys() - {"stored", "asked", "route"})
+    if unknown:
+        raise BadRequest(f"unknown key {unknown[0][:40]!r}: {EXPECTED}")
+    for name in ("stored", "asked"):
+        if not isinstance(value.get(name), str) or not value[name].strip():
+            raise BadRequest(f"{name!r} is missing, empty or no text: {EXPECTED}")
+    if not isinstance(value.get("route"), str | None):
+        raise BadRequest(f"'route' is no text: {EXPECTED}")
+    return Pair(value["stored"], value["asked"], value.get("route"))
+
+
+def route_of(policy: Policy, name: str | None) -> tuple[str, Semantic]:
+    """The route of this name, or the default one. Raises `BadRequest`."""
+    names = [route.name for route in policy.routes]
+    found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
+    if found is None:
+        raise BadRequest(f"no route is called {str(name)[:60]!r}: expected {', '.join(names)}")
+    if found.semantic is None:
+        raise BadRequest(f"the semantic cache of route {found.name!r} is off: there is nothing to explain")
+    return found.name, found.semantic
+
+
+async def explain_pair(
+    pair: Pair, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
+) -> ExplainedPair:
+    """As the semantic lookup would judge it, were `pair.stored` all that is stored: counterexamples belong to an entry,
+    and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
+    # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
+    embedded = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
+    candidate = Candidate(pair.stored, _similarity(*embedded))
+    acceptance = rule.acceptance
+    plain = acceptance.min_similarity
+    look = Look(
+        route=route,
+        acceptance=acceptance,
+        verifier=verifier.basis,
+        floor=verifier.floor if plain is None else plain,
+        features={},
+        labels=control.labels,
+        truncated=any(embedding.truncated for embedding in embedded),
+    )
+
+    def held(opinion: Opinion) -> Judged:
+        relation = relation_of("", pair.asked, "")
+        return judged(_entry(pair), relation, embedded[0].vector, candidate.similarity, opinion, control, acceptance)
+
+    if look.truncated:  # bounds what the verifier reads, too
+        first = held(Opinion(candidate.similarity, 0.0))
+        return explained(first, first, look)
+    look = replace(look, features=verifier.features(pair.asked, candidate))
+    first = held(await _first(pair, candidate, acceptance, verifier))
+    if plain is not None or first.verbatim or candidate.similarity < look.floor:
+        return explained(first, first, look)
+    if first.gray:
+        look = replace(look, second=await verifier.second_opinion(pair.asked, candidate, first.opinion))
+    last = look.second
+    parts = varying(pair.asked, pair.stored, [pair.stored])
+    if parts is not None and not parts.same and first.opinion.veto is None:
+        look = replace(look, framed=True)
+        last = await _of_what_varies(parts, last or first.opinion, embedder, verifier)
+    return explained(first, first if last is None else held(last), look)
+
+
+async def _first(pair: Pair, candidate: Candidate, acceptance: Acceptance, verifier: Verifier) -> Opinion:
+    if acceptance.min_similarity is not None:
+        return Opinion(candidate.similarity, candidate.similarity)
+    if same_words(pair.asked, pair.stored):
+        return VERBATIM
+    (opinion,) = await verifier.opinions(pair.asked, [candidate])
+    return opinion
+
+
+async def _of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier) -> Opinion:
+    """As `stages.semantic_lookup` does it."""
+    if not parts.asked or not parts.stored:
+        return replace(whole, veto=Refusal.TEMPLATE)
+    embedded = await embedder.embed(parts.asked), await embedder.embed(parts.stored)
+    (inner,) = await verifier.opinions(parts.asked, [Candidate(parts.stored, _similarity(*embedded))])
+    return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
+
+
+def _similarity(a: Embedding, b: Embedding) -> float:
+    return min(1.0, max(0.0, float(a.vector @ b.vector)))
+
+
+def _entry(pair: Pair) -> Entry:
+    """What a judgement is about; of an answer there is nothing."""
+    return Entry(
+        fingerprint="", scope="", tenant="", route="", model="", operation="", dialect="", question=pair.stored,
+        streamed=False, payload=(), content_type="", created=0.0, expires=0.0, backend="", input_tokens=0,
+        output_tokens=0, cost_dollars=0.0, upstream_s=0.0,
+    )  # fmt: skip
+
+
+class ExplainHandler:
+    """`policy` gives the one in force."""
+
+    def __init__(
+        self, policy: Callable[[], Policy], controls: Controls, embedder: Embedder, verifier: Verifier
+    ) -> None:
+        self._policy = policy
+        self._controls = controls
+        self._embedder = embedder
+        self._verifier = verifier
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post(PATH, self.explain)]
+
+    async def explain(self, request: web.Request) -> web.Response:
+        try:
+            pair = pair_from(await request.read())
+            route, rule = route_of(self._policy(), pair.route)
+            control = self._controls.of(route)
+            found = await explain_pair(pair, route, rule, control, self._embedder, self._verifier)
+        except BadRequest as error:
+            return _answer(400, {"error": error.message})
+        except web.HTTPRequestEntityTooLarge:
+            return _answer(400, {"error": "the body is larger than 1 MiB: expected two prompts"})
+        except EmbedderUnavailable as error:
+            return _answer(503, {"error": str(error)})
+        return _answer(200, found.as_json())
+
+
+def _answer(status: int, value: dict[str, Any]) -> web.Response:
+    body = orjson.dumps(value)
+    return web.Response(
+        status=status, body=body, content_type="application/json", headers={"Cache-Control": "no-store"}
+    )
