@@ -105,7 +105,9 @@ class Replay:
                 control.met(chosen.score)
             if chosen is not None and chosen.reason is None:
                 stored[step] = int(chosen.entry.fingerprint)
-                audited += self._served(request, chosen, control, audit, draw)
+                if self._served(request, chosen, control, audit, draw):
+                    audited += 1
+                    cache.add(request)  # the audit's fresh answer is stored as any other
             else:
                 if chosen is not None and chosen.opinion.veto is None:
                     # The fresh answer tells, for nothing, whether the neighbour's would have been right.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgpack
@@ -33,6 +33,9 @@ class Plain:
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         return None
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        return {}
 
 
 def verifier_key(verifier: Verifier) -> str:
@@ -77,6 +80,9 @@ class Opinions:
             self._second[key] = None if said is None else _row(said)
         row = self._second[key]
         return None if row is None else _opinion(row)
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        return self._verifier.features(question, candidate)
 
     def save(self) -> None:
         if self._path is not None and self.asked:

@@ -73,7 +73,7 @@ def replay_of(made: World, wrong_above: float = 0.8) -> Replay:
 
 def test_a_threshold_between_right_and_wrong_serves_every_repeat_and_nothing_wrong() -> None:
     replay = replay_of(world(200, right=0.99, wrong=0.75))
-    run = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01)
+    run = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0)
     assert int(run.served.sum()) == 300
     assert not run.wrong(replay.labels).any()
     assert (run.served == run.repeated).all()
@@ -116,9 +116,9 @@ def test_after_a_change_to_a_domain_where_all_is_alike_the_threshold_rises_and_w
 def test_a_growing_cache_holds_ten_times_as_many() -> None:
     made = world(300, right=0.95, wrong=0.7, others=4000)
     replay = replay_of(made)
-    plain = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01).entries
-    grown = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, grow=True).entries
-    quarter = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, requests=slice(300)).entries
+    plain = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0).entries
+    grown = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0, grow=True).entries
+    quarter = replay.play(Fixed(Similar(), 0.9, learn=False), 0.01, audit=0, requests=slice(300)).entries
     assert grown == plain + (GROWN - 1) * quarter
 
 
