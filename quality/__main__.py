@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
-    parser.add_argument("--eval", type=Path, help="folder of the evaluation tools")
+    parser.add_argument("--eval", type=lambda text: Path(text).absolute(), help="folder of the evaluation tools")
     parser.add_argument("--pairs", type=Path, help='own pairs, one {"a", "b", "y"} a line')
     parser.add_argument("--data", type=Path, help="folder with banking77_test.csv and clinc150_full.json")
     parser.add_argument("--seeds", type=int, default=10, help="orders of each stream; 50 to speak of a promise")
@@ -56,7 +56,12 @@ def parser() -> argparse.ArgumentParser:
         "--learn-from", choices=("raw", "audited"), default="raw", help="labels that replays learn from"
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--tools", default=sys.executable, help="Python with numpy, scipy and matplotlib")
+    parser.add_argument(
+        "--tools",
+        type=lambda text: str(Path(text).absolute()),
+        default=sys.executable,
+        help="Python with numpy, scipy and matplotlib",
+    )
     parser.add_argument("--folder", type=Path, default=Path("build"), help="for quality.json and what is kept")
     parser.add_argument("--picture", type=Path, help="draw the curves here")
     return parser

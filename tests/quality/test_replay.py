@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -34,6 +34,9 @@ class Similar:
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         return None
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        return {}
 
 
 class Unused:
