@@ -16,7 +16,6 @@ from gateway.learning import Learning
 from gateway.policy.model import Policy, Semantic
 
 NO_STORE = {"Cache-Control": "no-store"}
-MAX_BODY = 64 * 1024
 
 
 class Quality:
@@ -38,7 +37,7 @@ class Quality:
         # A page of another site can send a form or plain text here without asking; JSON it cannot.
         if request.content_type != "application/json":
             return _json({"error": "expected content-type application/json"}, 415)
-        route = _route_of(await request.content.read(MAX_BODY))
+        route = _route_of(await request.read())
         rules = self._rules()
         if route is None:
             return _json({"error": 'expected a body such as {"route": "default"}'}, 400)
