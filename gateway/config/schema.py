@@ -66,7 +66,7 @@ class Index(Section):
 class Verifier(Section):
     """What decides whether a neighbour's answer may be served."""
 
-    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "checks"
+    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
 
 
 class Auth(Section):

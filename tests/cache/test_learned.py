@@ -250,7 +250,7 @@ def test_right_traps_are_served_and_wrong_ones_refused(
 
 
 def test_judging_four_candidates_takes_a_millisecond_or_so() -> None:
-    """Measured on a quiet core: 0.36 ms without token vectors, 0.59 ms with; the bound is loose for a busy machine."""
+    """Measured on a busy core: 0.6 ms without token vectors; the bound is loose."""
     stored = [Text(b) for _, b in OPPOSITES[:4]]
     times = []
     for _ in range(20):

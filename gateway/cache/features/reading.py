@@ -30,7 +30,6 @@ _CODE = re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}
 class Reading:
     words: tuple[str, ...]  # lower case, in order
     content: tuple[str, ...]  # stems of the words that carry meaning, in order
-    stems: tuple[str, ...]  # of all words
     aspects: frozenset[str]
     conditions: tuple[tuple[str, frozenset[str]], ...]
     kinds: tuple[frozenset[str], ...]  # numbers, units, calendar, quantifiers, comparatives, quoted, code
@@ -48,11 +47,10 @@ def read(text: str) -> Reading:
     text = _GROUPED.sub("", text[:LONGEST].replace("\u2019", "'"))
     basis = lexical.read(text)
     words = tuple(match.group().lower() for match in _WORD.finditer(text))[:MOST_WORDS]
-    stems = tuple(map(stem, words))
+    stems = tuple(word if word in v.STOP else stem(word) for word in words)
     return Reading(
         words=words,
         content=tuple(short for word, short in zip(words, stems, strict=True) if word not in v.STOP),
-        stems=stems,
         aspects=aspects(words),
         conditions=conditions(words, stems),
         kinds=(
