@@ -171,9 +171,9 @@ def _figures(budget: float, seen: Seen, admin: int) -> Served:
         metrics = samples(response.read().decode())
     positions = np.arange(seen.requests)
     flags, read = (np.isin(positions, list(which)) for which in (seen.wrong, seen.wrong_audited))
-    stated = [metrics.get(f"nearhit_wrong_hit_ratio{end}") for end in ("", "_low", "_high")]
+    stated = [total(metrics, f"nearhit_wrong_hit_ratio{end}") for end in ("", "_low", "_high")]
     known = [None if value is None or np.isnan(value) else value for value in stated]
-    audits = sum(value for name, value in metrics.items() if name.startswith("nearhit_labels_total audit"))
+    audits = total(metrics, "nearhit_labels_total", source="audit") or 0.0
     return Served(
         budget=budget,
         requests=seen.requests,
@@ -189,15 +189,17 @@ def _figures(budget: float, seen: Seen, admin: int) -> Served:
         stated_low=known[1],
         stated_high=known[2],
         audited=audits / max(1, seen.hits),
-        second_opinions=metrics.get("nearhit_second_opinions_total asked", 0.0) / seen.requests,
+        second_opinions=(total(metrics, "nearhit_second_opinions_total", outcome="asked") or 0.0) / seen.requests,
     )
 
 
-def samples(text: str) -> dict[str, float]:
-    """Metric -> value; where a metric has more labels than its route, their values follow its name."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            rest = [value for label, value in sample.labels.items() if label != "route"]
-            found[" ".join((sample.name, *rest))] = sample.value
-    return found
+def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """(metric, labels, value) of a scrape."""
+    families = text_string_to_metric_families(text)
+    return [(each.name, dict(each.labels), float(each.value)) for family in families for each in family.samples]
+
+
+def total(found: Sequence[tuple[str, dict[str, str], float]], name: str, **labels: str) -> float | None:
+    """Of all that have these labels; None where there is none."""
+    values = [value for metric, its, value in found if metric == name and labels.items() <= its.items()]
+    return sum(values) if values else None

@@ -11,6 +11,7 @@ from gateway.messages import Embedding
 from gateway.ports import Candidate, Opinion
 from quality.decision import Encoded, Fixed, Replayed
 from quality.figures import Point, keeping, share_kept, windows, within
+from quality.http_run import samples, total
 from quality.labels import Labels, pair_key
 from quality.offline import curve, promise
 from quality.replay import GROWN, Replay
@@ -159,6 +160,13 @@ def test_an_audited_pair_overrides_the_raw_label_whatever_its_order() -> None:
     audited = {pair_key("what is this?", "What is it?"): True}
     assert Labels(stream, audited).same(0, 1)
     assert Labels(stream, audited).same(1, 0)
+
+
+def test_metrics_are_found_by_their_labels_in_whatever_order() -> None:
+    text = 'x_total{label="right",route="r",source="audit"} 3\nx_total{label="wrong",route="r",source="audit"} 1\n'
+    found = samples(f'# TYPE x counter\n{text}x_total{{label="right",route="r",source="miss"}} 9\n')
+    assert total(found, "x_total", source="audit") == 4
+    assert total(found, "x_total", source="feedback") is None
 
 
 def test_pairs_link_what_asks_the_same_directly_or_not(tmp_path) -> None:
