@@ -36,6 +36,7 @@ from gateway.labels import Labels
 from gateway.learning import Learning
 from gateway.messages import Request, Response
 from gateway.observer import Observer
+from gateway.operations import cache_admin_of, removal_of
 from gateway.parts import (
     DataDirLock,
     Stores,
@@ -82,6 +83,7 @@ class Gateway:
         self.config = config
         self.parts = parts
         self.stores = stores
+        self.removal = removal_of(config, parts, stores, lambda: self.policy)
         self.recovery = Recovery(
             parts.store,
             stores.redis,
@@ -90,6 +92,7 @@ class Gateway:
             parts.clock,
             checkpoints,
             parts.learning,
+            self.removal,
         )
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log)
@@ -106,7 +109,10 @@ class Gateway:
             self.stats,
             Quality(parts.controls, parts.learning, lambda: self.policy),
             before_scrape=self.gauges.sample,
-            routes=ExplainHandler(lambda: self.policy, parts.controls, parts.embedder, parts.verifier).routes(),
+            routes=[
+                *ExplainHandler(lambda: self.policy, parts.controls, parts.embedder, parts.verifier).routes(),
+                *cache_admin_of(config, parts, stores, self.removal).routes(),
+            ],
         )
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
@@ -270,7 +276,9 @@ async def running(
         )
         gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
-        jobs = [gateway.recovery.run(), gateway.keep_history(), comparisons.run(), learning.run()]
+        await gateway.removal.refresh()  # before anything of the store is served
+        jobs = [gateway.recovery.run(), gateway.removal.follow(), gateway.keep_history()]
+        jobs += [comparisons.run(), learning.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
         for job in jobs:

@@ -17,10 +17,12 @@ from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.http_backend import HttpBackend, open_session
 from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
+from gateway.cache.removal import Bans
 from gateway.config import Config, Embedder, OpenAIBackendConfig
 from gateway.config import Verifier as VerifierConfig
 from gateway.errors import EmbedderUnavailable
@@ -61,6 +63,7 @@ class DataDirLock:
 class Stores:
     front: FrontStore
     redis: RedisStore
+    removals: RedisRemovals
     server: EmbeddedValkey | None
 
     async def close(self) -> None:
@@ -77,10 +80,11 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     if url == "embedded":
         server = await EmbeddedValkey.start(config.data_dir, max_memory=config.store.max_memory)
         url = server.url
-    redis = RedisStore(connect(url), embedder=embedder, timeout_s=config.store.timeout, clock=clock)
+    client = connect(url)
+    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)
     max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
-    front = FrontStore(redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock)
-    return Stores(front, redis, server)
+    front = FrontStore(redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans())
+    return Stores(front, redis, RedisRemovals(redis, client, embedder=embedder), server)
 
 
 def build_encoder(config: Embedder) -> TextEncoder:
@@ -103,10 +107,8 @@ def build_encoder(config: Embedder) -> TextEncoder:
 
 def build_verifier(config: VerifierConfig) -> Verifier:
     """Raises `StartFailed` where the weights are not the ones that were trained."""
-    if config.adapter == "checks":
-        return ThresholdVerifier()
     try:
-        return LearnedVerifier(load_weights())
+        return ThresholdVerifier() if config.adapter == "checks" else LearnedVerifier(load_weights())
     except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
 

@@ -12,6 +12,7 @@ from gateway.checkpoints import Checkpoints
 from gateway.errors import StoreUnavailable
 from gateway.learning import Learning
 from gateway.ports import Clock, CounterexampleStore, ResponseStore, StoredVector, VectorIndex
+from gateway.removal import Removal
 
 LOG = logging.getLogger("nearhit")
 RETRY_S = 2.0
@@ -30,6 +31,7 @@ class Recovery:
         clock: Clock,
         checkpoints: Checkpoints | None = None,
         learning: Learning | None = None,
+        removal: Removal | None = None,
     ) -> None:
         self._store = store
         self._counterexamples = counterexamples
@@ -38,12 +40,15 @@ class Recovery:
         self._clock = clock
         self._checkpoints = checkpoints
         self._learning = learning
+        self._removal = removal
         self.ready = False
 
     async def run(self) -> None:
         """Tries again until the store has answered to the end."""
         while not self.ready:
             try:
+                if self._removal is not None:  # before it is known, nothing of the store is served
+                    await self._removal.load()
                 # First what must not be served: no vector may be found before it is known what it is wrong for.
                 self._known.add(await self._counterexamples.counterexamples())
                 if self._learning is not None:  # likewise: no hit may be judged by an older threshold

@@ -84,6 +84,10 @@ class FrontStore:
             self._drop(fingerprint)
         return await self._store.delete(fingerprints)
 
+    def forget(self, fingerprint: str) -> None:
+        """The store has another one now."""
+        self._drop(fingerprint)
+
     async def sweep(self) -> int:
         """Lets go of what a ban covers -> how many that were. They are not served anyway: this frees their memory."""
         swept = 0

@@ -55,7 +55,7 @@ class RedisStore:
         return self._breaker.state(self._clock.monotonic())
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self._guard(lambda: self._client.hget(_key(fingerprint), "record"))
+        data = await self._guard(lambda: self._client.hget(entry_key(fingerprint), "record"))
         if data is None:
             return None
         try:
@@ -69,7 +69,7 @@ class RedisStore:
         fields: dict[str, Any] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
-        key = _key(entry.fingerprint)
+        key = entry_key(entry.fingerprint)
 
         async def write() -> None:
             async with self._client.pipeline(transaction=True) as pipe:
@@ -87,7 +87,7 @@ class RedisStore:
 
         async def unlink() -> int:
             async with self._client.pipeline(transaction=True) as pipe:
-                pipe.unlink(*map(_key, fingerprints))
+                pipe.unlink(*map(entry_key, fingerprints))
                 pipe.zrem(ENTRIES, *fingerprints)
                 removed, _ = await pipe.execute()
             return int(removed)
@@ -116,11 +116,11 @@ class RedisStore:
         async def read() -> list[list[bytes | None]]:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
-                    pipe.hmget(_key(name), "scope", "expires", "embedder", "vector")
+                    pipe.hmget(entry_key(name), "scope", "expires", "embedder", "vector")
                 return list(await pipe.execute())
 
         rows = await self._guard(read) if fingerprints else []
-        found = (_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
+        found = (stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
         return [stored for stored in found if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
@@ -168,12 +168,16 @@ class RedisStore:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _guard(self, operation: Callable[[], Awaitable[T]]) -> T:
+    async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
+        """Runs another adapter's operation on the same server; it is given the client. Raises `StoreUnavailable`."""
+        return await self._guard(lambda: operation(self._client), timeout_s)
+
+    async def _guard(self, operation: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Runs `operation` within the time limit and behind the breaker; whatever fails is `StoreUnavailable`."""
         if not self._breaker.allow(self._clock.monotonic()):
             raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
         try:
-            async with asyncio.timeout(self._timeout_s), self._places:
+            async with asyncio.timeout(timeout_s or self._timeout_s), self._places:
                 result = await operation()
         except ResponseError as error:  # full, read-only, ...: it answers, and may well answer the next one
             self._breaker.succeeded()
@@ -185,11 +189,11 @@ class RedisStore:
         return result
 
 
-def _key(fingerprint: str) -> str:
+def entry_key(fingerprint: str) -> str:
     return f"{PREFIX}entry:{fingerprint}"
 
 
-def _vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
+def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
     """What `vectors_of` asked for as a vector; None where there is none, or none of the `current` embedder, or one
     that cannot be read: it must not keep the index from all others."""
     scope, expires, embedder, vector = row

@@ -17,6 +17,7 @@ from gateway.telemetry import Telemetry
 from gateway.units import Address
 
 NO_STORE = {"Cache-Control": "no-store"}
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # The page is one file: nothing is loaded from anywhere else, and nobody may frame it.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -92,6 +93,8 @@ class AdminPort:
                 status=401,
                 headers={"WWW-Authenticate": 'Basic realm="nearhit admin", charset="UTF-8"'},
             )
+        if request.method not in SAFE and _from_another_site(request):
+            return web.json_response({"error": "a page of another site sent this"}, status=403)
         return await handler(request)
 
     def _is_ours(self, request: web.Request) -> bool:
@@ -126,6 +129,14 @@ class AdminPort:
 
     async def _get_policy(self, request: web.Request) -> web.StreamResponse:
         return _json(self._stats.report()["policy"])
+
+
+def _from_another_site(request: web.Request) -> bool:
+    """Browsers say where a request that changes something comes from; whatever else sends one says nothing."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        return True
+    return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
 def _presented(request: web.Request) -> bytes:

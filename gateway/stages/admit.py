@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
-from gateway.cache.lifetimes import exact_lifetime
+from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.errors import StoreUnavailable
-from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Verdict, Whole
+from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Vector, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.policy.model import Route
-from gateway.ports import Clock, ResponseStore, VectorIndex
+from gateway.ports import Clock, Inspection, NearStore, VectorIndex
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.store")
@@ -36,7 +36,7 @@ class Admit:
 
     def __init__(
         self,
-        store: ResponseStore,
+        store: NearStore,
         index: VectorIndex,
         clock: Clock,
         telemetry: Telemetry,
@@ -54,10 +54,10 @@ class Admit:
         self._max_entry = max_entry
         self._prices = prices
         self._told = told
-        exact = exact_lifetime(route)
-        self._lifetime_s = max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
+        self._lifetime_s = longest_lifetime_s(route)
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
+        asked = self._clock.monotonic()
         response = await forward(request)
         call = request.call
         if call is None or not request.fingerprint or response.provenance.verdict is not Verdict.MISS:
@@ -67,16 +67,16 @@ class Admit:
             return response
         body = response.body
         if isinstance(body, Whole):
-            stored = await self._admit(request, call, response, (body.data,), streamed=False)
+            stored = await self._admit(request, call, response, (body.data,), asked, streamed=False)
             return _marked(response) if stored else response
         if isinstance(body, EventStream):
-            events = Guarded(self._recorded(request, call, response, body), source=body.events)
+            events = Guarded(self._recorded(request, call, response, body, asked), source=body.events)
             return _marked(replace(response, body=EventStream(events)))
         self._count(Admission.TOO_LARGE)
         return response
 
     async def _recorded(
-        self, request: Request, call: Call, response: Response, body: EventStream
+        self, request: Request, call: Call, response: Response, body: EventStream, asked: float
     ) -> AsyncGenerator[Event, None]:
         """Passes the events on and keeps them until there are too many; stored when the stream is complete."""
         payload: list[bytes] = []
@@ -89,21 +89,45 @@ class Admit:
         if size > self._max_entry:
             self._count(Admission.TOO_LARGE)
             return
-        await self._admit(request, call, response, tuple(payload), streamed=True)
+        await self._admit(request, call, response, tuple(payload), asked, streamed=True)
 
     async def _admit(
-        self, request: Request, call: Call, response: Response, payload: tuple[bytes, ...], *, streamed: bool
+        self,
+        request: Request,
+        call: Call,
+        response: Response,
+        payload: tuple[bytes, ...],
+        asked: float,
+        *,
+        streamed: bool,
     ) -> bool:
         inspection = call.dialect.inspect(call, payload, streamed)
         admission = inspection.admission
         if admission is Admission.STORED and sum(map(len, payload)) > self._max_entry:
             admission = Admission.TOO_LARGE
-        self._count(admission)
         if admission is not Admission.STORED:
+            self._count(admission)
             return False
+        entry = self._entry(request, call, response, payload, inspection, asked, streamed=streamed)
+        vector = self._vector(request)
+        admission = Admission.PURGED if self._store.banned(entry, vector) else Admission.STORED
+        self._count(admission)
+        return admission is Admission.STORED and await self._put(request, entry, vector)
+
+    def _entry(
+        self,
+        request: Request,
+        call: Call,
+        response: Response,
+        payload: tuple[bytes, ...],
+        inspection: Inspection,
+        asked: float,
+        *,
+        streamed: bool,
+    ) -> Entry:
         now = self._clock.wall()
         price = self._prices.get(response.provenance.backend or "", Price())
-        entry = Entry(
+        return Entry(
             fingerprint=request.fingerprint,
             scope=request.scope,
             tenant=request.tenant,
@@ -121,15 +145,21 @@ class Admit:
             input_tokens=inspection.input_tokens,
             output_tokens=inspection.output_tokens,
             cost_dollars=price.of(inspection.input_tokens, inspection.output_tokens),
-            upstream_s=request.trace.spans.get("upstream", 0.0),
-            tags=tags_of(request.headers.get("cache-tag")),
+            upstream_s=self._clock.monotonic() - asked,
+            tags=tags_of(  # the backend's first: within their bound a client cannot push them out
+                *(value for name, value in response.headers if name.lower() == "cache-tag"),
+                request.headers.get("cache-tag"),
+            ),
         )
-        return await self._put(request, entry)
 
-    async def _put(self, request: Request, entry: Entry) -> bool:
+    def _vector(self, request: Request) -> Vector | None:
+        """What the entry is found by in other words; None where it is not."""
         embedding = request.embedding
-        indexed = embedding is not None and not embedding.truncated and self._route.semantic is not None
-        vector = embedding.vector if indexed and embedding is not None else None
+        if embedding is None or embedding.truncated or self._route.semantic is None:
+            return None
+        return embedding.vector
+
+    async def _put(self, request: Request, entry: Entry, vector: Vector | None) -> bool:
         try:
             with request.trace.span("store"):
                 await self._store.put(entry, vector)
@@ -152,7 +182,7 @@ def _marked(response: Response) -> Response:
     return replace(response, provenance=replace(response.provenance, stored=True))
 
 
-def tags_of(header: str | None) -> tuple[str, ...]:
-    """The tags of a `Cache-Tag` header; what exceeds the bounds is dropped."""
-    tags = (tag.strip() for tag in (header or "").split(","))
+def tags_of(*headers: str | None) -> tuple[str, ...]:
+    """The tags of `Cache-Tag` headers; what exceeds the bounds is dropped."""
+    tags = (tag.strip() for header in headers for tag in (header or "").split(","))
     return tuple(dict.fromkeys(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]

@@ -88,9 +88,11 @@ class ExactLookup:
         try:
             response = await forward(request)
         except BackendError as error:
+            if self._front.banned(entry):  # removed while the backend was asked
+                raise
             LOG.warning("served stale", extra={"fields": {"id": request.id, "error": error.message}})
             return answer_from(entry, freshness, Verdict.STALE)
-        if response.status not in FAILED:
+        if response.status not in FAILED or self._front.banned(entry):
             return response
         await close_body(response.body)
         return answer_from(entry, freshness, Verdict.STALE)

@@ -17,7 +17,7 @@ from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.policy.model import Semantic
-from gateway.ports import Candidate, Clock, Embedder, Opinion, ResponseStore, VectorIndex, Verifier
+from gateway.ports import Candidate, Clock, Embedder, NearStore, Opinion, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
 from gateway.telemetry import Telemetry
 
@@ -31,7 +31,7 @@ class SemanticLookup:
     def __init__(
         self,
         index: VectorIndex,
-        store: ResponseStore,
+        store: NearStore,
         embedder: Embedder,
         verifier: Verifier,
         controls: Controls,
@@ -85,6 +85,8 @@ class SemanticLookup:
             self._controls.of(request.route).met(chosen.score)
         if chosen.reason is not None:
             self._refused(request, chosen.reason)
+            return None
+        if self._store.banned(chosen.entry):  # removed while it was judged
             return None
         self._controls.of(request.route).hit()
         self._memory.served.add(request.tenant, request.id, Served(request.route, chosen))

@@ -1,0 +1,153 @@
+"""Bans, the audit trail and the looking through of everything, on the server that holds the answers.
+
+Whoever removes answers can wait a little longer than a request: the limits here are an operator's, not a lookup's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway.adapters.redis_store import ENTRIES, PREFIX, RedisStore, entry_key, stored_vector
+from gateway.cache.records import RecordInvalid, decode
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry, Vector
+
+BANS = PREFIX + "bans"
+VERSION = PREFIX + "bans:version"
+AUDIT = PREFIX + "audit"
+MAX_AUDIT = 1_000
+TIMEOUT_S = 5.0
+POLL_TIMEOUT_S = 0.25
+# With an append-only file that is written through every second, what was written is on the disk within it.
+DISK_MS = 1_500
+PAGE = 250  # entries whose sizes are asked for at once
+PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
+
+Record = tuple[Entry, Vector | None]
+
+
+class RedisRemovals:
+    """`embedder`: the fingerprint of the vectors that this gateway can compare with."""
+
+    def __init__(self, store: RedisStore, client: Any, *, embedder: str) -> None:
+        self._store = store
+        self._client = client  # for what must not weigh on the breaker
+        self._embedder = embedder.encode()
+
+    async def version(self) -> bytes:
+        """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
+        from a request."""
+        try:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                return await self._client.get(VERSION) or b""
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+
+    async def bans(self) -> list[bytes]:
+        return await self._store.execute(lambda client: client.hvals(BANS), TIMEOUT_S)
+
+    async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
+        async def write(client: Any) -> list[Any]:
+            # One connection, since WAITAOF waits for what its own has written. What is added goes before what it stands
+            # for is dropped, and the version after both.
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.hset(BANS, mapping=dict(bans))
+                if drop:
+                    pipe.hdel(BANS, *drop)
+                pipe.incr(VERSION)
+                pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+                return list(await pipe.execute(raise_on_error=False))
+
+        *written, waited = await self._store.execute(write, TIMEOUT_S)
+        for outcome in written:
+            if isinstance(outcome, Exception):
+                raise StoreUnavailable(f"the store refused: {outcome}"[:300])
+        # Servers before 7.2, or without an append-only file, refuse the question: then it is not known.
+        return isinstance(waited, list) and bool(waited) and int(waited[0]) >= 1
+
+    async def latest_expiry(self) -> float:
+        last = await self._store.execute(lambda client: client.zrange(ENTRIES, -1, -1, withscores=True), TIMEOUT_S)
+        return float(last[0][1]) if last else 0.0
+
+    async def records(self) -> AsyncIterator[list[Record]]:
+        cursor = 0
+        while True:
+            cursor, members = await self._store.execute(partial(_scan, cursor=cursor), TIMEOUT_S)
+            names = [name.decode() for name, _ in members]
+            for i in range(0, len(names), PAGE):
+                async for page in self._read(names[i : i + PAGE]):
+                    yield page
+            if cursor == 0:
+                return
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        return await self._store.delete(fingerprints)
+
+    async def add_audit(self, line: bytes) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.lpush(AUDIT, line)
+                pipe.ltrim(AUDIT, 0, MAX_AUDIT - 1)
+                await pipe.execute()
+
+        await self._store.execute(write, TIMEOUT_S)
+
+    async def audits(self, limit: int) -> list[bytes]:
+        return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
+
+    async def _read(self, names: Sequence[str]) -> AsyncIterator[list[Record]]:
+        sizes = await self._store.execute(partial(_sizes, names=names), TIMEOUT_S)
+        for group in _groups(names, sizes):
+            rows = await self._store.execute(partial(_rows, names=group), TIMEOUT_S)
+            yield [record for name, row in zip(group, rows, strict=True) if (record := self._record(name, row))]
+
+    def _record(self, name: str, row: Sequence[bytes | None]) -> Record | None:
+        data, *rest = row
+        if data is None:
+            return None
+        try:
+            entry = decode(data)
+        except RecordInvalid:  # nobody is served it either
+            return None
+        stored = stored_vector(name, rest, self._embedder)
+        return entry, None if stored is None else stored.vector
+
+
+async def _scan(client: Any, *, cursor: int) -> tuple[int, list[tuple[bytes, float]]]:
+    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(ENTRIES, cursor, count=PAGE)
+    return found
+
+
+async def _sizes(client: Any, *, names: Sequence[str]) -> list[int]:
+    async with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.hstrlen(entry_key(name), "record")
+        return list(await pipe.execute())
+
+
+async def _rows(client: Any, *, names: Sequence[str]) -> list[list[bytes | None]]:
+    async with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.hmget(entry_key(name), "record", "scope", "expires", "embedder", "vector")
+        return list(await pipe.execute())
+
+
+def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:
+    """Those that are there, together at most `PAGE_BYTES`."""
+    group: list[str] = []
+    total = 0
+    for name, size in zip(names, sizes, strict=True):
+        if size == 0:  # expired, or made room for others
+            continue
+        if group and total + size > PAGE_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    if group:
+        yield group

@@ -1,0 +1,204 @@
+"""What operators may do with stored answers: remove, list, take out, bring in; and who did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any
+
+import orjson
+from aiohttp import web
+from pydantic import Field, ValidationError
+
+from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
+from gateway.portability import ImportIncomplete, Portability
+from gateway.removal import Incomplete, Removal, Wanted
+from gateway.units import PositiveDuration
+from gateway.validation import NOT_EMPTY, Section, complaints
+
+MAX_STREAMS = 4  # exports and imports at once
+STALL_S = 30.0  # how long a client may take for a piece of one
+LISTED, MAX_LISTED = 50, 1_000
+NO_STORE = {"Cache-Control": "no-store"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Word = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class PurgeBody(Section):
+    """`POST /admin/cache/purge`. All that is given must hold; of the tags one."""
+
+    tags: Annotated[tuple[Word, ...], Field(strict=False, max_length=32), NOT_EMPTY] | None = None
+    tenant: Word | None = None
+    route: Word | None = None
+    model: Word | None = None
+    like: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    min_similarity: Annotated[float, Field(ge=0, le=1)] = 0.8
+    older_than: PositiveDuration | None = None
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    all: bool = False
+    dry_run: bool = False
+
+    def wanted(self) -> Wanted:
+        """Raises `BadRequest` where nothing says what is meant."""
+        wanted = Wanted(
+            tags=self.tags or (),
+            tenant=self.tenant,
+            route=self.route,
+            model=self.model,
+            like=self.like,
+            min_similarity=self.min_similarity,
+            older_than_s=self.older_than,
+            fingerprint=self.fingerprint,
+            all=self.all,
+        )
+        if not wanted.described():
+            raise BadRequest(
+                "no condition is given: expected tags, tenant, route, model, like, older_than, fingerprint, "
+                'or "all": true'
+            )
+        return wanted
+
+
+class CacheAdmin:
+    """`with_token`: whoever comes here has shown the admin port's token."""
+
+    def __init__(self, removal: Removal, portability: Portability, *, with_token: bool) -> None:
+        self._removal = removal
+        self._portability = portability
+        self._by = "token" if with_token else "loopback"
+        self._streams = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/admin/cache/purge", _answered(self._purge)),
+            web.get("/admin/cache/entries", _answered(self._entries)),
+            web.get("/admin/cache/export", _answered(self._export)),
+            web.post("/admin/cache/import", _answered(self._import)),
+            web.get("/admin/audit", _answered(self._audit)),
+        ]
+
+    async def _purge(self, request: web.Request) -> web.StreamResponse:
+        body = _purge_body(await request.read())
+        who = {"peer": request.remote or "", "by": self._by}
+        outcome = await self._removal.purge(body.wanted(), who, dry_run=body.dry_run)
+        return _json(outcome.as_json())
+
+    async def _entries(self, request: web.Request) -> web.StreamResponse:
+        limit = _limit(request, LISTED)
+        entries = await self._removal.entries(limit, request.query.get("route"), request.query.get("tag"))
+        return _json({"entries": entries})
+
+    async def _audit(self, request: web.Request) -> web.StreamResponse:
+        return _json({"entries": await self._removal.audits(_limit(request, LISTED))})
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        form = request.query.get("format", "entries")
+        if form not in ("entries", "chat"):
+            raise BadRequest("format: expected one of: entries, chat")
+        lines = self._portability.export(request.query.get("route"), request.query.get("tag"), chat=form == "chat")
+        self._enter()
+        try:
+            return await _streamed(request, lines)
+        finally:
+            self._streams -= 1
+
+    async def _import(self, request: web.Request) -> web.StreamResponse:
+        self._enter()
+        try:
+            done = await self._portability.take_in(_lines(request, self._portability.max_line))
+        finally:
+            self._streams -= 1
+        return _json(done.as_json())
+
+    def _enter(self) -> None:
+        if self._streams >= MAX_STREAMS:
+            raise Overloaded(f"{MAX_STREAMS} exports or imports are under way: ask again", retry_after_s=1)
+        self._streams += 1
+
+
+def _purge_body(data: bytes) -> PurgeBody:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise BadRequest("the body is not JSON: expected an object of conditions") from None
+    if not isinstance(value, dict):
+        raise BadRequest("expected a JSON object of conditions")
+    try:
+        return PurgeBody.model_validate(value)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in complaints(error)]
+        raise BadRequest("; ".join(faults)) from None
+
+
+def _limit(request: web.Request, default: int) -> int:
+    given = request.query.get("limit", str(default))
+    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= MAX_LISTED:
+        raise BadRequest(f"limit: expected a whole number from 1 to {MAX_LISTED}")
+    return int(given)
+
+
+async def _streamed(request: web.Request, lines: AsyncIterator[bytes]) -> web.StreamResponse:
+    """The first line decides the status. Whatever goes wrong after it cuts the connection, so that nobody takes half
+    for the whole."""
+    first = await anext(lines, None)
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **NO_STORE})
+    await response.prepare(request)
+    try:
+        if first is not None:
+            await response.write(first)
+        async for line in lines:
+            async with asyncio.timeout(STALL_S):
+                await response.write(line)
+        await response.write_eof()
+    except (StoreUnavailable, TimeoutError):
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _lines(request: web.Request, longest: int) -> AsyncIterator[tuple[int, bytes | None]]:
+    """The lines of the body with their numbers; None for one that is longer. Raises `RequestTimeout`."""
+    number, held, skipping = 1, bytearray(), False
+    while chunk := await _chunk(request):
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            held += piece
+            if held.strip() or skipping:
+                yield number, None if skipping or len(held) > longest else bytes(held)
+            number, held, skipping = number + 1, bytearray(), False
+        held += rest
+        if len(held) > longest:
+            held, skipping = bytearray(), True
+    if held.strip() or skipping:
+        yield number, None if skipping else bytes(held)
+
+
+async def _chunk(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(STALL_S):
+            return await request.content.read(2**16)
+    except TimeoutError:
+        raise RequestTimeout(f"nothing came for {STALL_S:g} s: expected the rest of the lines") from None
+
+
+def _answered(handler: Handler) -> Handler:
+    """Refusals as JSON: one sentence, and what had been done."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except StoreUnavailable as error:
+            return _json({"error": f"{error}: nothing was done"}, 503)
+        except Refused as error:
+            done: dict[str, Any] = {}
+            if isinstance(error, Incomplete):
+                done = {**error.outcome.as_json(), "recorded": error.outcome.recorded}
+            elif isinstance(error, ImportIncomplete):
+                done = error.done.as_json()
+            return _json({"error": error.message, **done}, error.status)
+
+    return answer
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)
