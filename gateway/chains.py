@@ -16,7 +16,7 @@ from gateway.labels import Labels
 from gateway.learning import Learning
 from gateway.messages import Bypass, Vector
 from gateway.pipeline import Handler, Stage, compose
-from gateway.policy.model import Route
+from gateway.policy.model import Route, Semantic
 from gateway.ports import Clock, Embedder, VectorIndex, Verifier
 from gateway.stages.admit import Admit, Price
 from gateway.stages.audit import Audit
@@ -86,7 +86,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             exact,  # the cheapest answer first
             Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
-            Audit(parts.audits, route.semantic.audit),  # outside `Admit`, which stores what an audit fetches
+            *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
             admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
             SemanticLookup(
                 parts.index,
@@ -106,3 +106,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
         others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
     )
+
+
+def _audit(rule: Semantic, parts: Parts) -> Sequence[Stage]:
+    return [Audit(parts.audits, rule.audit)] if rule.audit.share > 0 else []

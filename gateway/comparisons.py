@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.cache.answers import comparable, compare, joined, passages, same_text
 from gateway.cache.control.wrong_hits import Label
@@ -18,6 +19,7 @@ from gateway.ports import Embedder
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.quality")
+MAX_READ_AT_ONCE = 64 * 1024  # bytes of an answer: taking apart more would hold up the loop for milliseconds
 MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in them
 
 
@@ -82,14 +84,17 @@ class Comparisons:
 
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
         """None: the answers are not text alone, and nothing can be said of them."""
-        texts = [call.dialect.answer_text(call, entry.payload, entry.streamed) for entry in (stored, fresh)]
-        a, b = texts
+        a, b = [await self._text(call, entry) for entry in (stored, fresh)]
         if a is None or b is None:
             return None
         if same_text(a, b) or not comparable(a, b):
             return compare(a, b, None)
         async with self._one:
             return compare(a, b, await self._similarity(a, b))
+
+    async def _text(self, call: Call, entry: Entry) -> str | None:
+        read = partial(call.dialect.answer_text, call, entry.payload, entry.streamed)
+        return read() if entry.size <= MAX_READ_AT_ONCE else await asyncio.to_thread(read)
 
     def _take(self) -> Pair:
         pair = self._waiting.popleft()

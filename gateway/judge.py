@@ -12,7 +12,7 @@ from gateway.bodies import close_body
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judging import MAX_TOKENS, judge_prompt, verdict_of
 from gateway.dialects.openai import CHAT, OpenAI, chat_body
-from gateway.errors import Refused
+from gateway.errors import BackendFull, Refused
 from gateway.messages import CacheDirectives, Entry, Request, Whole
 from gateway.ports import Backend
 from gateway.telemetry import Telemetry
@@ -58,7 +58,10 @@ class Judge:
         try:
             return await self._send(name, self._request(request, prompt, call.model))
         except Refused as error:
-            self._telemetry.backend_requests.add(name, "timeout" if error.status == 504 else "error")
+            full = isinstance(error, BackendFull)
+            self._telemetry.backend_requests.add(
+                name, "full" if full else "timeout" if error.status == 504 else "error"
+            )
             LOG.warning("the judge did not answer", extra={"fields": {"id": request.id, "error": error.message}})
             return NOTHING
 

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.cache.answers import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
 from gateway.cache.caps import Caps
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judging import MAX_CHARACTERS, judge_prompt, verdict_of
+from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.policy.model import Audit
 from tests.fixtures.entries import vector_of
 
 TEXTS = st.text(max_size=60)
 COSINES = st.one_of(st.none(), st.floats(-1, 1))
+
+
+PAIRS = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text().splitlines()]
+
+
+def test_pairs_written_by_hand_come_out_as_the_module_says() -> None:
+    """What is different is never taken for right; most of what is the same is."""
+    try:
+        encoder = OnnxEncoder(default_model_dir() / "all-MiniLM-L6-v2")
+    except (ModelMissing, ModelCorrupt) as reason:
+        pytest.skip(str(reason))
+
+    def said(a: str, b: str) -> Label:
+        first, second = (joined([e.vector for e in encoder.encode(passages(text))]) for text in (a, b))
+        return compare(a, b, float(first @ second))
+
+    found = Counter((pair["label"], said(pair["a"], pair["b"])) for pair in PAIRS)
+    assert found["wrong", Label.RIGHT] == 0
+    assert found["right", Label.RIGHT] >= 10
+    assert found["wrong", Label.WRONG] >= 11
+    assert found["right", Label.WRONG] <= 1
 
 
 @pytest.mark.parametrize("similarity", [None, -1.0, 0.0, 0.8, 1.0])

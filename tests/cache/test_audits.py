@@ -16,10 +16,14 @@ from gateway.access_log import AccessLog
 from gateway.audits import MAX_AT_ONCE, MAX_WAITING
 from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
+from gateway.comparisons import Comparisons
+from gateway.dialects.openai import OpenAI
 from gateway.learning import Learning
+from gateway.messages import Refusal, Request
 from gateway.ports import Acceptance
+from gateway.trace import Trace
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.entries import vector_of
+from tests.fixtures.entries import entry_of, judged_of, vector_of
 from tests.fixtures.fakes import MemoryStore
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream, completion, question_of, stream
@@ -176,6 +180,46 @@ async def test_with_learning_off_labels_measure_and_move_nothing(start: Start, u
         assert labels(served) == {("miss", "wrong"): 1}
         assert (control.labels, control.version) == (0, 0)
         assert control.threshold(Acceptance(max_wrong_hits=0.001)) == pytest.approx(before, abs=0.05)
+
+
+async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> None:
+    parts = promising.gateway.parts
+    comparisons = Comparisons(parts.embedder, parts.labels, parts.telemetry, limit=2)
+    for seed in range(5):
+        comparisons.missed(missed(promising), entry_of(f"fresh-{seed}"))
+    assert parts.telemetry.comparisons_dropped.values[("default",)] == 3
+    assert not comparisons.idle
+
+
+@pytest.mark.parametrize("answers", [("one answer", "another one"), ("a " * 290, "b " * 290), ("a" * 4000, "b" * 4000)])
+async def test_what_the_embedder_cannot_tell_is_undecided(promising: Served, answers: tuple[str, str]) -> None:
+    """It is down, or does not read the texts to their end."""
+    stored, fresh = (
+        entry_of(text[0], payload=(json.dumps(completion({"model": "m"}, text)).encode(),)) for text in answers
+    )
+    call = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
+    parts = promising.gateway.parts
+    if len(answers[0]) < 100:
+        parts.embedder.close()  # type: ignore[attr-defined]
+    assert await parts.comparisons.label(call, stored, fresh) is Label.UNDECIDED
+    assert await parts.comparisons.label(call, stored, stored) is Label.RIGHT, "the same needs no embedder"
+    assert await parts.comparisons.label(call, stored, entry_of("x", payload=(b"{}",))) is None
+
+
+def missed(served: Served) -> Request:
+    """A request whose neighbour was refused."""
+    trace = Trace(served.gateway.parts.clock)
+    trace.judged = judged_of(reason=Refusal.SIMILARITY)
+    call = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
+    return Request("id", "POST", "/v1/chat/completions", "", {}, NoBody(), 0.0, trace, call=call, route="default")
+
+
+class NoBody:
+    async def read(self) -> bytes:
+        return b""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return None
 
 
 # Hits

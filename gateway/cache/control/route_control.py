@@ -101,8 +101,8 @@ class RouteControl:
         self._wrong_hits.hit()
 
     def audit_chance(self, score: float, share: float) -> float:
-        """With which a hit of this score is audited so that `share` of all hits are, on average."""
-        return min(1.0, share * self._weights[band_of(score)])
+        """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
+        return 1.0 if share >= 1.0 else min(1.0, share * self._weights[band_of(score)])
 
     # What became known
 
