@@ -17,33 +17,21 @@ from gateway.admin.explain import ExplainHandler
 from gateway.admin.quality import Quality
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
-from gateway.audits import Audits
-from gateway.background import Background
-from gateway.cache.control.controls import Controls
-from gateway.cache.feedback import Counterexamples
-from gateway.cache.served import ServedHits
-from gateway.chains import Parts, route_chains
+from gateway.chains import Parts, build_parts, route_chains
 from gateway.checkpoints import Checkpoints, checkpoints_of
-from gateway.comparisons import Comparisons
 from gateway.config import Config
 from gateway.dialects.openai import OpenAI
 from gateway.errors import NotFound
 from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
-from gateway.judge import Judge
-from gateway.labels import Labels
-from gateway.learning import Learning
 from gateway.messages import Request, Response
 from gateway.observer import Observer
 from gateway.operations import cache_admin_of, removal_of
 from gateway.parts import (
     DataDirLock,
     Stores,
-    build_backends,
     build_embedder,
-    build_verifier,
-    hardness_of,
     listening,
     open_stores,
     secret,
@@ -54,14 +42,11 @@ from gateway.ports import Clock, Dialect
 from gateway.recovery import Recovery
 from gateway.routing.breaker import State
 from gateway.server import DataPort
-from gateway.stages.admit import Price
 from gateway.stages.authenticate import Keys, Passthrough
-from gateway.stages.dispatch import Lane
-from gateway.stages.feedback import Feedback, Memory
+from gateway.stages.feedback import Feedback
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, RouteTable
 from gateway.stages.protect import Protect
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
 SAMPLE_EVERY_S = 5.0
@@ -238,47 +223,12 @@ async def running(
         checkpoints = checkpoints_of(config, index, Kind(encoder.fingerprint, encoder.dimension))
         if checkpoints is not None:
             stack.push_async_callback(checkpoints.save)  # once nothing is added any more
-        backends = build_backends(config, environ, clock)
-        for backend in backends.values():
-            stack.push_async_callback(backend.close)
-        telemetry, verifier = Telemetry(), build_verifier(config.verifier)
-        prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
-        memory = Memory(ServedHits(), Counterexamples())
-        controls = Controls(verifier.prior, f"{encoder.fingerprint} {verifier.basis}", telemetry.requests_of)
-        learning = Learning(controls, stores.redis)
-        stack.push_async_callback(learning.save)  # once nothing is learnt any more
-        labels = Labels(controls, memory.counterexamples, stores.redis, telemetry)
-        comparisons = Comparisons(embedder, labels, telemetry)
-        judge = Judge(backends, prices, telemetry)
-        audits = Audits(comparisons, labels, controls, judge, telemetry, clock, draw)
-        stack.push_async_callback(audits.close)
-        background = Background()
-        stack.push_async_callback(background.close)
-        parts = Parts(
-            store=stores.front,
-            index=index,
-            embedder=embedder,
-            verifier=verifier,
-            controls=controls,
-            lanes={name: Lane(backend) for name, backend in backends.items()},
-            prices=prices,
-            flights={},
-            hardness=await hardness_of(config, embedder),
-            clock=clock,
-            telemetry=telemetry,
-            max_entry=config.store.max_entry,
-            memory=memory,
-            labels=labels,
-            comparisons=comparisons,
-            audits=audits,
-            learning=learning,
-            background=background,
-        )
+        parts = await build_parts(stack, config, environ, clock, draw, stores, index, embedder)
         gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
         await gateway.removal.refresh()  # before anything of the store is served
         jobs = [gateway.recovery.run(), gateway.removal.follow(), gateway.keep_history()]
-        jobs += [comparisons.run(), learning.run()]
+        jobs += [parts.comparisons.run(), parts.learning.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
         for job in jobs:

@@ -1,20 +1,26 @@
-"""The stages of a route, in their order, and the parts that all routes share."""
+"""The parts that all routes share, and the stages of a route, in their order. Half of the composition root."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from gateway.adapters.front_store import FrontStore
 from gateway.audits import Audits
 from gateway.background import Background
 from gateway.cache.control.controls import Controls
+from gateway.cache.feedback import Counterexamples
 from gateway.cache.lifetimes import exact_lifetime
+from gateway.cache.served import ServedHits
 from gateway.comparisons import Comparisons
+from gateway.config import Config
 from gateway.flight import Flight
+from gateway.judge import Judge
 from gateway.labels import Labels
 from gateway.learning import Learning
 from gateway.messages import Bypass, Vector
+from gateway.parts import Stores, build_backends, build_verifier, hardness_of
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
 from gateway.ports import Clock, Embedder, VectorIndex, Verifier
@@ -54,6 +60,55 @@ class Parts:
     audits: Audits
     learning: Learning
     background: Background
+
+
+async def build_parts(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    index: VectorIndex,
+    embedder: Embedder,
+) -> Parts:
+    """What is to be ended with the gateway is left to `stack`. Raises `StartFailed`."""
+    backends = build_backends(config, environ, clock)
+    for backend in backends.values():
+        stack.push_async_callback(backend.close)
+    telemetry, verifier = Telemetry(), build_verifier(config.verifier)
+    prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+    memory = Memory(ServedHits(), Counterexamples())
+    controls = Controls(verifier.prior, f"{embedder.fingerprint} {verifier.basis}", telemetry.requests_of)
+    learning = Learning(controls, stores.redis)
+    stack.push_async_callback(learning.save)  # once nothing is learnt any more
+    labels = Labels(controls, memory.counterexamples, stores.redis, telemetry)
+    comparisons = Comparisons(embedder, labels, telemetry)
+    judge = Judge(backends, prices, telemetry)
+    audits = Audits(comparisons, labels, controls, judge, telemetry, clock, draw)
+    stack.push_async_callback(audits.close)
+    background = Background()
+    stack.push_async_callback(background.close)
+    return Parts(
+        store=stores.front,
+        index=index,
+        embedder=embedder,
+        verifier=verifier,
+        controls=controls,
+        lanes={name: Lane(backend) for name, backend in backends.items()},
+        prices=prices,
+        flights={},
+        hardness=await hardness_of(config, embedder),
+        clock=clock,
+        telemetry=telemetry,
+        max_entry=config.store.max_entry,
+        memory=memory,
+        labels=labels,
+        comparisons=comparisons,
+        audits=audits,
+        learning=learning,
+        background=background,
+    )
 
 
 def route_chains(route: Route, parts: Parts) -> Chains:
