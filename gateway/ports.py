@@ -85,8 +85,12 @@ class ResponseStore(Protocol):
 
     async def get(self, fingerprint: str) -> Entry | None: ...
 
-    async def put(self, entry: Entry, vector: Vector | None) -> None:
-        """Stores or replaces. The entry is forgotten by itself at `entry.expires`."""
+    async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
+        """Stores or replaces. The entry is forgotten by itself at `entry.expires`.
+
+        `lease`: the token under which its answer was fetched, 0 for none; the lease ends with it. False, and nothing is
+        written, where that lease was lost and what lies there may be newer.
+        """
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         """Returns how many there were."""
@@ -104,6 +108,32 @@ class ResponseStore(Protocol):
         """What `vectors` gives, of these alone."""
 
     async def stats(self) -> StoreStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What came of asking for a lease; at most one of the two is not 0. Both are 0 where an answer lies there."""
+
+    token: int  # of the lease that was given, 0: none; higher than that of every lease given before
+    holder: int  # the token of the lease that somebody else holds; 0: nobody does
+
+
+class Leases(Protocol):
+    """Who may call a backend for a fingerprint, among all gateways on a store. Leases expire by themselves. Every method
+    raises `StoreUnavailable` when the store does not answer in time."""
+
+    async def acquire(self, fingerprint: str, since: int | None) -> Claim:
+        """Gives a lease unless another one is in force, or an entry lies there that was put under the token `since` or a
+        later one; 0: any entry; None: no entry keeps it from being given."""
+
+    async def renew(self, held: Mapping[str, int]) -> Sequence[str]:
+        """Prolongs leases (fingerprint -> token). Returns those that are no longer in force: they stay lost."""
+
+    async def release(self, held: Mapping[str, int]) -> None:
+        """Ends leases, of those named the ones that are still in force."""
+
+    async def holders(self, fingerprints: Sequence[str]) -> Sequence[int]:
+        """The token of the lease in force for each, 0 for none."""
 
 
 class CounterexampleStore(Protocol):
@@ -154,6 +184,9 @@ class NearStore(ResponseStore, Protocol):
 
     def peek(self, fingerprint: str) -> Entry | None:
         """What is in process, without asking further."""
+
+    def forget(self, fingerprint: str) -> None:
+        """Lets go of what is in process: the store has another one now."""
 
     def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
         """Whether a removal covers it; `vector`: its own, where it is known. `get` and `peek` return no such entry:
@@ -228,6 +261,9 @@ class Verifier(Protocol):
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         """A closer and dearer look, for candidates near the threshold. None: it has none to give."""
+
+    def close(self) -> None:
+        """Lets go of threads and models."""
 
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         """What it sees that sets the two apart, by name, to be shown; what is as between equals is left out."""
@@ -313,6 +349,10 @@ class Dialect(Protocol):
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         """A whole body -> the events that a stream client expects. Lossless. Raises `Malformed`."""
+
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        """A whole body, or one event's data, as if it were made now: under an id of the dialect's form made of
+        `answer_id`, and with `created`, seconds since the epoch. What has neither comes back as it is."""
 
     def shown(self, call: Call, event: Event) -> bool:
         """Whether this client asked for this event; the gateway itself may have asked for more."""

@@ -49,9 +49,12 @@ class OpenAI:
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return answers.split(call.operation, whole)
 
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
+
     def shown(self, call: Call, event: Event) -> bool:
         """The usage chunk is the client's only if it asked for it; the gateway always asks, to count and to cache."""
-        if b'"usage"' not in event.data:
+        if b'"usage"' not in event.data or b'"choices":[{' in event.data or b'"choices": [{' in event.data:
             return True
         options = call.body.get("stream_options")
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)

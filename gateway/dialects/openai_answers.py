@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64 as b64
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,17 +13,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.dialects.openai_merge import CHAT, DONE, assembled
+from gateway.dialects.openai_pieces import STREAMED, chunks_of
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event
 from gateway.ports import Inspection
 
-DONE = b"[DONE]"
-STREAMED = {"chat.completions": "chat.completion.chunk", "completions": "text_completion"}
-REPLACED = frozenset({"role", "id", "type"})  # texts that a later delta does not continue
-WHOLE = {"chat.completions": "chat.completion", "completions": "text_completion"}
-
-# A replayed stream comes in pieces of some words: small enough to look like a stream, large enough to be cheap.
-PIECE = re.compile(r"\s*(?:\S+\s*){1,6}")
+FINISHED_BY_A_CALL = ("tool_calls", "function_call", "stop")
+PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
 
 
 def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspection:
@@ -32,28 +28,32 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
     try:
         if streamed and (not payload or payload[-1] != DONE):
             return Inspection(Admission.CUT, 0, 0)
-        body = _assembled(operation, payload) if streamed else orjson.loads(payload[0])
+        body = assembled(operation, payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
-        tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+        tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if operation == "embeddings":
             return Inspection(Admission.STORED if body["data"] else Admission.INCOMPLETE, *tokens)
-        return Inspection(_judge_choices(body["choices"]), *tokens)
+        return Inspection(_judge_choices(operation, body["choices"]), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
         return Inspection(Admission.MALFORMED, 0, 0)
 
 
-def _judge_choices(choices: Sequence[Mapping[str, Any]]) -> Admission:
+def _judge_choices(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
+    """Raises `TypeError` on a choice that says nothing: as a stream there would be nothing of it."""
     if not choices:
         return Admission.INCOMPLETE
+    tools = False
     for choice in choices:
-        message = choice.get("message") or {}
-        if message.get("tool_calls") or message.get("function_call"):
-            return Admission.TOOLS
-        if choice.get("finish_reason") != "stop":
+        message = {} if operation == "completions" else choice["message"]
+        if not isinstance(message, dict) or (operation == "completions" and not isinstance(choice["text"], str)):
+            raise TypeError("a choice without a message")
+        called = bool(message.get("tool_calls") or message.get("function_call"))
+        if choice.get("finish_reason") not in (FINISHED_BY_A_CALL if called else ("stop",)):
             return Admission.INCOMPLETE
-    return Admission.STORED
+        tools = tools or called
+    return Admission.TOOLS if tools else Admission.STORED
 
 
 def text(operation: str, whole: bytes) -> str | None:
@@ -83,7 +83,7 @@ def is_usage_chunk(data: bytes) -> bool:
 def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
     """The chunks of a stream -> the body that the same request without `stream` gets. Raises `Malformed`."""
     with reading():
-        body = _assembled(operation, payload)
+        body = assembled(operation, payload)
         _check_error(body)
         if not body["choices"]:
             raise Malformed("the answer is empty")
@@ -106,130 +106,34 @@ def _check_error(body: Mapping[str, Any]) -> None:
         raise Malformed(f"the answer is an error: {str(message)[:300]}")
 
 
-def _assembled(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
-    for data in payload:
-        if data == DONE:
-            continue
-        chunk = orjson.loads(data)
-        for choice in chunk.pop("choices", None) or ():
-            _merge_choice(choices.setdefault(choice.get("index", 0), {}), choice)
-        body.update({key: value for key, value in chunk.items() if value is not None or key not in body})
-    body["object"] = WHOLE[operation]
-    body["choices"] = [_finished(operation, choice) for _, choice in sorted(choices.items(), key=lambda item: item[0])]
-    return body
-
-
-def _merge_choice(merged: dict[str, Any], choice: dict[str, Any]) -> None:
-    delta = choice.pop("delta", None)
-    if delta:
-        merge_delta(merged.setdefault("delta", {}), delta)
-    text = choice.pop("text", None)
-    if text is not None:
-        merged["text"] = merged.get("text", "") + text
-    logprobs = choice.pop("logprobs", None)
-    if logprobs is not None:
-        merge_delta(merged.setdefault("logprobs", {}), logprobs)
-    merged.update({key: value for key, value in choice.items() if value is not None or key not in merged})
-
-
-def _finished(operation: str, choice: dict[str, Any]) -> dict[str, Any]:
-    choice.setdefault("logprobs", None)
-    if operation == "chat.completions":
-        if "message" in choice:
-            raise ValueError("a chunk with a whole message")
-        delta = choice.pop("delta", {})
-        for call in delta.get("tool_calls") or ():
-            call.pop("index", None)
-        choice["message"] = {"role": "assistant", "content": None, **delta}
-    return choice
-
-
-def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Adds one delta to what came before it: text is appended, lists are joined (by `index` where their elements
-    have one), objects are merged, everything else is replaced. Unknown fields follow the same rule."""
-    for key, value in delta.items():
-        before = merged.get(key)
-        if before is None or value is None:
-            merged[key] = before if value is None else value
-        elif isinstance(before, str) and isinstance(value, str) and key not in REPLACED:
-            merged[key] = before + value
-        elif isinstance(before, dict) and isinstance(value, dict):
-            merge_delta(before, value)
-        elif isinstance(before, list) and isinstance(value, list):
-            _merge_list(before, value)
-        else:
-            merged[key] = value
-
-
-def _merge_list(before: list[Any], value: list[Any]) -> None:
-    for element in value:
-        index = element.get("index") if isinstance(element, dict) else None
-        same = None if index is None else next((e for e in before if e.get("index") == index), None)
-        if same is None:
-            before.append(element)
-        else:
-            merge_delta(same, element)
-
-
 def split(operation: str, whole: bytes) -> tuple[Event, ...]:
     """A whole body -> the stream that the same request with `stream` gets, usage chunk and `[DONE]` included. Raises
     `Malformed`."""
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
-        head = {key: value for key, value in body.items() if key != "choices" and (key != "usage" or value is None)}
-        head["object"] = STREAMED[operation]
-        parts = _chat_parts if operation == "chat.completions" else _text_parts
-        chunks = [{**head, "choices": [part]} for choice in body["choices"] for part in parts(choice)]
-        if body.get("usage") is not None:
-            chunks.append({**head, "choices": [], "usage": body["usage"]})
-        return (*(Event(orjson.dumps(chunk)) for chunk in chunks), Event(DONE))
+        return (*(Event(orjson.dumps(chunk)) for chunk in chunks_of(operation, body)), Event(DONE))
 
 
-def _chat_parts(choice: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Role first, then every text field in pieces, then what is no text in one piece, then the finish."""
-    index, message = choice.get("index", 0), choice.get("message") or {}
-    role = message.get("role", "assistant")
-
-    def part(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-
-    empty = {key: value for key, value in message.items() if value is None or value in ("", [])}
-    yield part({"role": role, **({"content": ""} if isinstance(message.get("content"), str) else {}), **empty})
-    # Models think before they speak: other text fields (reasoning, refusal) go before the content.
-    for key in sorted((k for k in message if k not in ("role", "tool_calls")), key=lambda k: k == "content"):
-        value = message[key]
-        if isinstance(value, str) and key not in REPLACED:
-            yield from (part({key: piece}) for piece in PIECE.findall(value) or ([value] if value else []))
-        elif key not in empty:
-            yield part({key: value})
-    if message.get("tool_calls"):
-        calls = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
-        yield part({"tool_calls": calls})
-    if choice.get("logprobs") is not None:
-        yield part({}, logprobs=choice["logprobs"])
-    rest = {k: v for k, v in choice.items() if k not in ("index", "message", "logprobs")}
-    yield {"index": index, "delta": {}, "logprobs": None, **rest}
-
-
-def _text_parts(choice: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    index, text = choice.get("index", 0), choice.get("text") or ""
-    for piece in PIECE.findall(text) or ([text] if text else []):
-        yield {"index": index, "text": piece, "logprobs": None, "finish_reason": None}
-    rest = {k: v for k, v in choice.items() if k not in ("index", "text")}
-    yield {"index": index, "text": "", **rest}
+def renewed(data: bytes, answer_id: str, created: int) -> bytes:
+    """A whole body, or the data of one event, under another id and time; untouched where it has neither."""
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return data
+    if not isinstance(body, dict) or not body.keys() & {"id", "created"}:
+        return data
+    anew = {"id": answer_id, "created": created}
+    return orjson.dumps({key: anew.get(key, value) for key, value in body.items()})
 
 
 class OpenAITextAnswer:
     """Plain text -> chunks, for backends that know nothing but text."""
 
     def __init__(self, operation: str, answer_id: str, created: int, model: str) -> None:
-        self._chat = operation == "chat.completions"
-        prefix = "chatcmpl-" if self._chat else "cmpl-"
+        self._chat = operation == CHAT
         self._head = {
-            "id": prefix + answer_id,
+            "id": PREFIX[operation] + answer_id,
             "object": STREAMED[operation],
             "created": created,
             "model": model,
