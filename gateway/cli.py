@@ -1,4 +1,6 @@
-"""The command line: `nearhit serve | demo | check | explain | model`. Exit code 0 good, 1 fault found, 2 usage."""
+"""The command line: `nearhit serve | demo | check | explain | cache | model`.
+
+Exit code 0 good, 1 fault found, 2 usage."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import uvloop
 
 from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
+from gateway.cache_commands import register
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
@@ -93,6 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     explained.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
     explained.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, which has learnt")
     explained.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
+
+    register(commands, shared)
 
     model = commands.add_parser("model", help="The embedding model.")
     fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(

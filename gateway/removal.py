@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
 from gateway.adapters.front_store import FrontStore
-from gateway.cache.removal import MAX_NEAR, SHOWN_DIGITS, Ban, Conditions, Near, decode, encode, with_found
-from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, Refused, StoreUnavailable
+from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
+from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
 from gateway.flight import Flight
 from gateway.messages import Entry, Vector
 from gateway.ports import Clock, Embedder, RemovalStore, VectorIndex
+from gateway.removal_report import Incomplete, Outcome, Wanted, sample_of
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.removal")
@@ -30,68 +30,6 @@ POLL_S = 0.2
 MARGIN_S = 60.0  # clocks that differ, a machine that stood still
 UNKNOWN_S = 30 * 86400.0  # how long answers live in a store that does not say
 MAX_AT_ONCE = 4  # each looks through the whole store
-SAMPLES, QUESTION_SHOWN = 10, 80
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be removed, as it was asked for. At least one is given."""
-
-    tags: tuple[str, ...] = ()
-    tenant: str | None = None
-    route: str | None = None
-    model: str | None = None
-    like: str | None = None
-    min_similarity: float = 0.8
-    older_than_s: float | None = None
-    fingerprint: str | None = None
-    all: bool = False
-
-    def described(self) -> dict[str, Any]:
-        """Without texts that users wrote."""
-        given = {
-            "tags": list(self.tags),
-            "tenant": self.tenant and self.tenant[:SHOWN_DIGITS],
-            "route": self.route,
-            "model": self.model,
-            "like": self.like is not None,
-            "min_similarity": None if self.like is None else self.min_similarity,
-            "older_than_s": self.older_than_s,
-            "fingerprint": self.fingerprint,
-            "all": self.all,
-        }
-        return {name: value for name, value in given.items() if value not in (None, False, [])}
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Counts what has been done so far."""
-
-    matched: int = 0
-    removed: int = 0
-    recorded: bool = False  # all gateways on the store heed it, also after a restart
-    durable: bool = False  # it is known to have reached the store's disk
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    late: set[str] = field(default_factory=set)  # close to the question, and only found in the store
-
-    def as_json(self) -> dict[str, Any]:
-        return {"matched": self.matched, "removed": self.removed, "durable": self.durable, "samples": self.samples}
-
-
-class Incomplete(Refused):
-    """The store failed on the way; `outcome` says what has been done."""
-
-    status = 503
-    kind = "store_unavailable"
-
-    def __init__(self, outcome: Outcome, error: str) -> None:
-        where = (
-            "the removal is in force in every gateway on this store, and what is left in it is not served"
-            if outcome.recorded
-            else "the removal is in force in this gateway alone, until the store answers or it restarts"
-        )
-        super().__init__(f"{error}; {where}: ask again", retry_after_s=1)
-        self.outcome = outcome
 
 
 class Removal:
@@ -174,7 +112,7 @@ class Removal:
         now = self._clock.wall()
         async for page in self._store.records():
             matched = [e for e, vector in page if conditions.hold(e, vector) and not self._bans.cover(e, vector)]
-            self._matched(matched, outcome, now)
+            outcome.match(matched, now)
 
     async def _remove(self, conditions: Conditions, outcome: Outcome) -> None:
         ban = await self._ban(conditions)
@@ -233,20 +171,13 @@ class Removal:
             if not matched:
                 continue
             names = [entry.fingerprint for entry in matched]
-            self._matched(matched, outcome, now)
+            outcome.match(matched, now)
             outcome.removed += await self._store.delete(names)
             await self._index.remove(names)
             for entry in matched:
                 self._telemetry.purged.add(entry.route)
             if near is not None:
                 outcome.late |= set(names) - near.found
-
-    @staticmethod
-    def _matched(entries: Iterable[Entry], outcome: Outcome, now: float) -> None:
-        for entry in entries:
-            outcome.matched += 1
-            if len(outcome.samples) < SAMPLES:
-                outcome.samples.append(sample_of(entry, now))
 
     async def _audit(self, wanted: Wanted, who: dict[str, str], outcome: Outcome) -> None:
         line = {
@@ -334,16 +265,3 @@ class Removal:
     async def audits(self, limit: int) -> list[Any]:
         """The youngest removals first. Raises `StoreUnavailable`."""
         return [orjson.loads(line) for line in await self._store.audits(limit)]
-
-
-def sample_of(entry: Entry, now: float) -> dict[str, Any]:
-    """What an operator is shown of an entry."""
-    return {
-        "fingerprint": entry.fingerprint,
-        "route": entry.route,
-        "tenant": entry.tenant[:SHOWN_DIGITS],
-        "model": entry.model,
-        "age_s": round(max(0.0, now - entry.created), 3),
-        "tags": list(entry.tags),
-        "question": None if entry.question is None else entry.question[:QUESTION_SHOWN],
-    }

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 from gateway.portability import ImportIncomplete, Portability
-from gateway.removal import Incomplete, Removal, Wanted
+from gateway.removal import Removal
+from gateway.removal_report import Incomplete, Wanted
 from gateway.units import PositiveDuration
 from gateway.validation import NOT_EMPTY, Section, complaints
 
