@@ -37,12 +37,16 @@ class Plain:
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         return {}
 
+    def close(self) -> None:
+        return
+
 
 def verifier_key(verifier: Verifier) -> str:
     """Names the verifier, its code and its weights: opinions of another are not used again."""
     cache = GATEWAY / "cache"
     sources = [cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "forest.py")]
     sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/*cross*.py")]
+    sources += GATEWAY.glob("adapters/*verifier*.py")
     digest = hashlib.sha256(verifier.basis.encode())
     for path in sorted(sources):
         if path.is_file():
@@ -83,6 +87,9 @@ class Opinions:
 
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         return self._verifier.features(question, candidate)
+
+    def close(self) -> None:
+        self.save()
 
     def save(self) -> None:
         if self._path is not None and self.asked:

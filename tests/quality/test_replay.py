@@ -39,6 +39,9 @@ class Similar:
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         return {}
 
+    def close(self) -> None:
+        return
+
 
 class Unused:
     fingerprint, dimension = "none", DIMENSION
