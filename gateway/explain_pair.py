@@ -29,7 +29,7 @@ async def explain_offline(pair: Pair, config_path: Path, environ: Mapping[str, s
     `StartFailed`, and whatever the reading of the configuration and the model's loading raise."""
     config = load_config(config_path, environ)
     route, rule = route_of(load_policy(config.policies, config), pair.route)
-    verifier = build_verifier(config.verifier)
+    verifier = build_verifier(config.verifier, config.embedder)
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
@@ -38,6 +38,7 @@ async def explain_offline(pair: Pair, config_path: Path, environ: Mapping[str, s
         raise StartFailed(f"the embedding model gives no answer: {error}") from None
     finally:
         embedder.close()
+        verifier.close()
 
 
 async def explain_by(admin: str, token: str | None, pair: Pair) -> ExplainedPair:

@@ -16,9 +16,12 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.thorough_verifier import ThoroughVerifier
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
@@ -26,8 +29,9 @@ from gateway.cache.removal import Bans
 from gateway.config import Config, Embedder, OpenAIBackendConfig
 from gateway.config import Verifier as VerifierConfig
 from gateway.errors import EmbedderUnavailable
+from gateway.leasing import TTL_S as LEASE_TTL_S
 from gateway.messages import Vector
-from gateway.modelkit.files import default_model_dir
+from gateway.modelkit.files import MODEL, default_model_dir
 from gateway.ports import Backend, Clock, TextEncoder, Verifier
 from gateway.ports import Embedder as EmbedderPort
 from gateway.routing.complexity import EASY, HARD, hardness_axis
@@ -64,6 +68,7 @@ class Stores:
     front: FrontStore
     redis: RedisStore
     removals: RedisRemovals
+    leases: RedisLeases | None  # None: no other gateway is on this store
     server: EmbeddedValkey | None
 
     async def close(self) -> None:
@@ -84,7 +89,10 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)
     max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
     front = FrontStore(redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans())
-    return Stores(front, redis, RedisRemovals(redis, client, embedder=embedder), server)
+    leases = None
+    if server is None:
+        leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
+    return Stores(front, redis, RedisRemovals(redis, client, embedder=embedder), leases, server)
 
 
 def build_encoder(config: Embedder) -> TextEncoder:
@@ -92,7 +100,7 @@ def build_encoder(config: Embedder) -> TextEncoder:
     if config.adapter == "hash":
         return HashEncoder()
     if config.adapter == "onnx":
-        return OnnxEncoder((config.model_dir or default_model_dir()) / config.model, threads=config.threads)
+        return OnnxEncoder(model_dir_of(config), threads=config.threads)
     try:
         # An extra of several GB: imported only where it is asked for.
         module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
@@ -105,12 +113,22 @@ def build_encoder(config: Embedder) -> TextEncoder:
     return encoder
 
 
-def build_verifier(config: VerifierConfig) -> Verifier:
-    """Raises `StartFailed` where the weights are not the ones that were trained."""
+def build_verifier(config: VerifierConfig, embedder: Embedder) -> Verifier:
+    """Raises `StartFailed` where the weights are not the ones that were trained, `ModelMissing` or `ModelCorrupt`."""
     try:
-        return ThresholdVerifier() if config.adapter == "checks" else LearnedVerifier(load_weights())
+        if config.adapter == "checks":
+            return ThresholdVerifier()
+        learned = LearnedVerifier(load_weights())
+        # It reads the word embeddings of the model that it was trained with.
+        if not config.cross_encoder or embedder.adapter != "onnx" or embedder.model != MODEL:
+            return learned
+        return ThoroughVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder)))
     except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
+
+
+def model_dir_of(config: Embedder) -> Path:
+    return (config.model_dir or default_model_dir()) / config.model
 
 
 def build_embedder(config: Embedder) -> tuple[TextEncoder, BatchingEmbedder]:

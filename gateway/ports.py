@@ -119,12 +119,13 @@ class Claim:
 
 
 class Leases(Protocol):
-    """Who may call a backend for a fingerprint, among all gateways on a store. Leases expire by themselves. Every method
-    raises `StoreUnavailable` when the store does not answer in time."""
+    """Who may call a backend for a fingerprint, among all gateways on a store. Leases expire by themselves.
+
+    Every method raises `StoreUnavailable` when the store does not answer in time."""
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
-        """Gives a lease unless another one is in force, or an entry lies there that was put under the token `since` or a
-        later one; 0: any entry; None: no entry keeps it from being given."""
+        """Gives a lease unless another one is in force, or an entry lies there that was put under the token `since` or
+        a later one; 0: any entry; None: no entry keeps it from being given."""
 
     async def renew(self, held: Mapping[str, int]) -> Sequence[str]:
         """Prolongs leases (fingerprint -> token). Returns those that are no longer in force: they stay lost."""

@@ -75,7 +75,7 @@ class Report:
         self.started = time.monotonic()
         self.folder: Path = given.folder / "quality"
         self.encoder: TextEncoder = build_encoder(EmbedderConfig(adapter=given.embedder, threads=1))
-        self.verifier = build_verifier(VerifierConfig(adapter=given.verifier))
+        self.verifier = build_verifier(VerifierConfig(adapter=given.verifier), EmbedderConfig())
         self.embedder = Encoded(self.encoder)
         self.opinions = Opinions(self.verifier, self.folder)
         self.audited = load_audited()

@@ -42,6 +42,7 @@ class OnnxCrossEncoder:
 
     def __init__(self, model_dir: Path, weights: Path = WEIGHTS) -> None:
         about, graph = _checked(weights)
+        self.digest = str(about["sha256"])
         self._table = load_word_table(model_dir)
         if (found := self._table.digest()) != about["table_sha256"]:
             raise WeightsCorrupt(

@@ -35,6 +35,9 @@ class ThresholdVerifier:
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         return None
 
+    def close(self) -> None:
+        pass
+
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         """The checks that speak against it, each 1."""
         return {str(found): 1.0 for found in differences(read(question), read(candidate.question))}

@@ -11,8 +11,9 @@ from gateway.cache.feedback import Relation
 from gateway.messages import Entry, Refusal, Vector
 from gateway.ports import Acceptance, Opinion
 
-# So near the threshold, a closer look is worth its milliseconds: in the development stream 8 to 15 % of lookups.
-GRAY = 0.06
+# So near the threshold, a closer look is worth its milliseconds: of the lookups of the
+# development stream 11 % were, of banking77, where most questions have a neighbour, 28 %.
+GRAY = 0.05
 
 
 VERBATIM = Opinion(1.0, 1.0)

@@ -103,8 +103,15 @@ class LearnedVerifier:
         score = min(1.0, 1.0 - self._weights.scale * (1.0 - margin))
         return Opinion(score, self._weights.calibration.probability(score))
 
+    def margin(self, opinion: Opinion) -> float:
+        """The opposite of `opinion`."""
+        return 1.0 - (1.0 - opinion.score) / self._weights.scale
+
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         return None
+
+    def close(self) -> None:
+        pass
 
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         """Word features that are not those of the question beside itself."""

@@ -67,6 +67,7 @@ class Verifier(Section):
     """What decides whether a neighbour's answer may be served."""
 
     adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
+    cross_encoder: bool = True  # a closer look at what lies near the threshold; learned, with the onnx embedder
 
 
 class Auth(Section):
