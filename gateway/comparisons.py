@@ -1,4 +1,4 @@
-"""Compares fresh answers with stored ones, off every client's path: one pair at a time, and never more than half of the
+"""Compares fresh answers with stored ones, off every client's path: one pair at a time, and at most a quarter of the
 embedder's time."""
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from gateway.ports import Embedder
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.quality")
+# Time that learning leaves to requests, as a multiple of what it takes. Measured on two busy cores, with a queue that
+# never ends: a question is embedded in 3.2 ms (p50) as without it, and in 8 instead of 4 ms (p90); with 1.0 and
+# passages of 600 characters p50 was 6.2 ms.
+REST = 3.0
 MAX_READ_AT_ONCE = 64 * 1024  # bytes of an answer: taking apart more would hold up the loop for milliseconds
 MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in them
 
@@ -123,5 +127,5 @@ class Comparisons:
             if embedding.truncated:
                 return None
             vectors.append(embedding.vector)
-            await asyncio.sleep(clock.time() - begun)  # as long for those who wait as for those who learn
+            await asyncio.sleep(REST * (clock.time() - begun))
         return joined(vectors)

@@ -20,9 +20,9 @@ from gateway.cache.lexical import difference, read
 from gateway.messages import Vector
 
 APART, ALIKE = 0.75, 0.90  # cosines of two answers: below the one they differ, from the other on they may be the same
-# The embedding model reads 256 tokens, and a client's question waits as long as one text takes: 8 ms for so many.
-PASSAGE_CHARACTERS = 600
-MAX_PASSAGES = 6
+# A client's question may have to wait while one passage is embedded: 7 ms for so many characters.
+PASSAGE_CHARACTERS = 400
+MAX_PASSAGES = 9
 MAX_COMPARED = PASSAGE_CHARACTERS * MAX_PASSAGES  # characters; of what is longer only equality is looked at
 
 _SENTENCE, _SPACE = re.compile(r"[.!?]\s|\n"), re.compile(r"\s")

@@ -18,8 +18,9 @@ from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
 from gateway.comparisons import Comparisons
 from gateway.dialects.openai import OpenAI
+from gateway.errors import EmbedderUnavailable
 from gateway.learning import Learning
-from gateway.messages import Refusal, Request
+from gateway.messages import Embedding, Refusal, Request
 from gateway.ports import Acceptance
 from gateway.trace import Trace
 from tests.fixtures.clock import FakeClock
@@ -39,6 +40,7 @@ routes:
 """
 STORED, ASKED = "alpha beta gamma delta epsilon", "alpha beta gamma delta zeta"
 OTHER = "one two three four five six seven eight nine ten"
+HI = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
 HIT, MISS = "nearhit; hit; detail=semantic", "nearhit; fwd=miss; stored"
 
 
@@ -191,27 +193,41 @@ async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> Non
     assert not comparisons.idle
 
 
-@pytest.mark.parametrize("answers", [("one answer", "another one"), ("a " * 290, "b " * 290), ("a" * 4000, "b" * 4000)])
-async def test_what_the_embedder_cannot_tell_is_undecided(promising: Served, answers: tuple[str, str]) -> None:
+class HalfRead:
+    """An embedder of scripts that take more tokens than it reads; without `up` one that does not answer."""
+
+    fingerprint, dimension = "half", 384
+
+    def __init__(self, *, up: bool) -> None:
+        self._up = up
+
+    async def embed(self, text: str) -> Embedding:
+        if not self._up:
+            raise EmbedderUnavailable("it is down")
+        return Embedding(vector_of(len(text), 384), 256, truncated=True)
+
+
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("answers", [("one answer", "another one"), ("a" * 4000, "b" * 4000)])
+async def test_what_the_embedder_cannot_tell_is_undecided(
+    promising: Served, answers: tuple[str, str], up: bool
+) -> None:
     """It is down, or does not read the texts to their end."""
     stored, fresh = (
         entry_of(text[0], payload=(json.dumps(completion({"model": "m"}, text)).encode(),)) for text in answers
     )
-    call = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
     parts = promising.gateway.parts
-    if len(answers[0]) < 100:
-        parts.embedder.close()  # type: ignore[attr-defined]
-    assert await parts.comparisons.label(call, stored, fresh) is Label.UNDECIDED
-    assert await parts.comparisons.label(call, stored, stored) is Label.RIGHT, "the same needs no embedder"
-    assert await parts.comparisons.label(call, stored, entry_of("x", payload=(b"{}",))) is None
+    comparisons = Comparisons(HalfRead(up=up), parts.labels, parts.telemetry)
+    assert await comparisons.label(HI, stored, fresh) is Label.UNDECIDED
+    assert await comparisons.label(HI, stored, stored) is Label.RIGHT, "the same needs no embedder"
+    assert await comparisons.label(HI, stored, entry_of("x", payload=(b"{}",))) is None
 
 
 def missed(served: Served) -> Request:
     """A request whose neighbour was refused."""
     trace = Trace(served.gateway.parts.clock)
     trace.judged = judged_of(reason=Refusal.SIMILARITY)
-    call = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
-    return Request("id", "POST", "/v1/chat/completions", "", {}, NoBody(), 0.0, trace, call=call, route="default")
+    return Request("id", "POST", "/v1/chat/completions", "", {}, NoBody(), 0.0, trace, call=HI, route="default")
 
 
 class NoBody:
