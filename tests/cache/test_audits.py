@@ -251,6 +251,11 @@ async def test_a_hit_that_was_right_is_counted_and_goes_on_being_served(start: S
         estimate = served.gateway.parts.controls.of("default").estimate()
         assert (estimate.of_served, estimate.of_served_low) == (0.0, 0.0)
         assert len(upstream.chats) == 2
+        async with served.session.get(served.admin_url + "/metrics") as response:
+            metrics = await response.text()
+        assert 'nearhit_audits_total{outcome="right",route="default"} 1.0' in metrics
+        assert 'nearhit_labels_total{label="right",route="default",source="audit"} 1.0' in metrics
+        assert 'nearhit_wrong_of_served_ratio{route="default"} 0.0' in metrics
         assert (await served.chat("alpha beta gamma delta eta")).cache_status == HIT
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
+from gateway.policy.load import policy_from_text
 from tests.fixtures.entries import vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
@@ -97,6 +98,20 @@ async def test_a_route_can_be_made_to_forget_for_good(upstream: Upstream, tmp_pa
     async with gateway_of(config(tmp_path, upstream), POLICY) as served:
         await recovered(served)
         assert (await quality(served))["default"]["labels"] == 0
+
+
+async def test_a_reload_turns_learning_off_and_on_and_forgets_nothing(upstream: Upstream, tmp_path: Path) -> None:
+    given = config(tmp_path, upstream)
+    async with gateway_of(given, POLICY) as served:
+        teach(served)
+        off = POLICY.replace("audit: 2%", "audit: 2%, learn: off")
+        served.gateway.apply(policy_from_text(off, "policy.yaml", given))
+        teach(served)
+        shown = (await quality(served))["default"]
+        assert (shown["learning"], shown["labels"]) == (False, 50)
+        served.gateway.apply(policy_from_text(POLICY, "policy.yaml", given))
+        teach(served)
+        assert (await quality(served))["default"]["labels"] == 100
 
 
 @pytest.mark.parametrize(
