@@ -42,5 +42,6 @@ def set_up(level: str, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The HTTP library quotes malformed header lines, credentials included, in what it logs.
     logging.getLogger("nearhit.http").setLevel(logging.CRITICAL)
+    logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: who removed what is not left out
     for noisy in ("watchfiles", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -89,7 +89,7 @@ class Portability:
         """Bytes: an answer as JSON text may take six times its size, and a vector some kB."""
         return 6 * self._max_entry + 2**20
 
-    async def export(self, route: str | None, tag: str | None, *, chat: bool) -> AsyncIterator[bytes]:
+    async def export(self, route: str | None, tag: str | None, *, chat: bool) -> AsyncGenerator[bytes, None]:
         """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
         conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
         async for entry, vector in self._removal.stored(conditions):
@@ -167,4 +167,4 @@ class Portability:
             return carried.vector
         embedding = await self._embedder.embed(carried.entry.question)
         done.embedded += 1
-        return None if embedding.truncated else embedding.vector
+        return None if embedding.partial else embedding.vector

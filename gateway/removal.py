@@ -98,7 +98,7 @@ class Removal:
             embedding = await self._embedder.embed(text)
         except EmbedderUnavailable as error:
             raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
-        if embedding.truncated:
+        if embedding.partial:
             raise BadRequest("like: longer than the embedding model reads: nothing was done, expected a shorter text")
         found = await self._index.near(embedding.vector, similarity)
         if len(found) > MAX_NEAR:
@@ -199,7 +199,10 @@ class Removal:
     async def follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # whatever it is, the next removal must not be missed for it
+                LOG.exception("removals of other gateways could not be read")
 
     async def refresh(self) -> None:
         """Learns of what was removed elsewhere; once at the start, before anything of the store is served."""

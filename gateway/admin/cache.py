@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import orjson
@@ -99,7 +100,8 @@ class CacheAdmin:
         lines = self._portability.export(request.query.get("route"), request.query.get("tag"), chat=form == "chat")
         self._enter()
         try:
-            return await _streamed(request, lines)
+            async with aclosing(lines):
+                return await _streamed(request, lines)
         finally:
             self._streams -= 1
 
@@ -138,7 +140,7 @@ def _limit(request: web.Request, default: int) -> int:
     return int(given)
 
 
-async def _streamed(request: web.Request, lines: AsyncIterator[bytes]) -> web.StreamResponse:
+async def _streamed(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
     """The first line decides the status. Whatever goes wrong after it cuts the connection, so that nobody takes half
     for the whole."""
     first = await anext(lines, None)
@@ -151,7 +153,7 @@ async def _streamed(request: web.Request, lines: AsyncIterator[bytes]) -> web.St
             async with asyncio.timeout(STALL_S):
                 await response.write(line)
         await response.write_eof()
-    except (StoreUnavailable, TimeoutError):
+    except (StoreUnavailable, TimeoutError, ConnectionError):
         if request.transport is not None:
             request.transport.abort()
     return response

@@ -140,6 +140,25 @@ async def test_the_token_comes_from_the_environment(
         assert code == 0
 
 
+async def test_without_options_it_is_the_configured_gateway_with_the_configured_token(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADMIN_TOKEN", TOKEN)
+    auth = {"mode": "passthrough", "admin_token_env": "ADMIN_TOKEN"}
+    async with gateway_of(config_for(tmp_path, upstream, auth=auth), environ={"ADMIN_TOKEN": TOKEN}) as served:
+        ports = {"listen": served.url.removeprefix("http://"), "admin": served.admin_url.removeprefix("http://")}
+        backends = {"main": {"adapter": "openai", "url": upstream.url}}
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps({"version": 1, "server": ports, "auth": auth, "backends": backends}))
+        file = tmp_path / "prompts.jsonl"
+        file.write_text('"alpha"')
+        for command in (["warm", str(file), "--rate", "100/s"], ["stats"], ["purge", "--all"]):
+            assert await asyncio.to_thread(main, ["cache", *command, "--config", str(config)]) == 0
+        out = capsys.readouterr().out
+    assert "1 stored, 0 hits" in out
+    assert out.endswith("1 removed\n")
+
+
 async def test_stats_say_how_full_and_how_good_the_caches_are(served: Served, nearhit: Nearhit) -> None:
     for question in ("alpha", "alpha", "beta"):
         await served.chat(question)

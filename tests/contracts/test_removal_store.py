@@ -1,0 +1,111 @@
+"""What removals need of the store, on real servers: the embedded one, Valkey without a file, Debian's Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.adapters import redis_removal
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis_removal import MAX_AUDIT, RedisRemovals
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.system_clock import SystemClock
+from gateway.errors import StoreUnavailable
+from tests.fixtures.entries import entry_of, hexed, vector_of
+from tests.fixtures.stores import OutsideServer
+
+
+@dataclass
+class Opened:
+    kind: str
+    store: RedisStore
+    removals: RedisRemovals
+
+
+@pytest.fixture(params=["embedded", "redis", "rediss"])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
+    async with AsyncExitStack() as stack:
+        if request.param == "embedded":
+            server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
+            stack.push_async_callback(server.stop)
+            url = server.url
+        else:
+            outside: OutsideServer = request.getfixturevalue(
+                "outside_store" if request.param == "redis" else "tls_store"
+            )
+            url = outside.url
+        client = connect(url)
+        store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
+        stack.push_async_callback(store.close)
+        yield Opened(request.param, store, RedisRemovals(store, client, embedder="e1"))
+
+
+async def test_bans_are_kept_replaced_and_dropped_and_each_change_has_a_version(opened: Opened) -> None:
+    removals = opened.removals
+    versions = [await removals.version()]
+    assert await removals.bans() == []
+    for write, drop in (({"a": b"1", "b": b"2"}, []), ({"a": b"3"}, []), ({"c": b"4"}, ["a", "b", "none"])):
+        await removals.write_bans(write, drop)
+        versions.append(await removals.version())
+    assert await removals.bans() == [b"4"]
+    assert len(set(versions)) == 4
+
+
+async def test_only_a_server_with_a_file_says_that_a_ban_has_reached_the_disk(opened: Opened) -> None:
+    assert await opened.removals.write_bans({"a": b"1"}, []) is (opened.kind == "embedded")
+
+
+async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_removal, "PAGE_BYTES", 10_000)
+    for i in range(60):
+        size = 20_000 if i == 7 else 1_000
+        await opened.store.put(entry_of(str(i), payload=(b"x" * size,)), vector_of(i) if i % 2 else None)
+    other = RedisStore(opened.store._client, embedder="e2", timeout_s=5.0, clock=SystemClock())
+    await other.put(entry_of("foreign"), vector_of(1))
+    found = {}
+    async for page in opened.removals.records():
+        assert len(page) == 1 or sum(entry.size - 512 for entry, _ in page) <= 10_000
+        found |= {entry.fingerprint: vector for entry, vector in page}
+    assert set(found) == {hexed(name) for name in [*map(str, range(60)), "foreign"]}
+    assert found[hexed("foreign")] is None, "a vector of another embedder cannot be compared"
+    for i in range(60):
+        vector = found[hexed(str(i))]
+        assert (vector is None) is (i % 2 == 0)
+        if vector is not None:
+            assert (vector == vector_of(i)).all()
+
+
+async def test_the_latest_expiry_is_that_of_all_entries(opened: Opened) -> None:
+    assert await opened.removals.latest_expiry() == 0.0
+    entries = [entry_of(str(i), lifetime_s=100.0 * (i + 1)) for i in range(3)]
+    for entry in entries:
+        await opened.store.put(entry, None)
+    assert await opened.removals.latest_expiry() == pytest.approx(entries[2].expires)
+
+
+async def test_the_audit_trail_is_bounded_and_the_youngest_come_first(opened: Opened) -> None:
+    for i in range(MAX_AUDIT + 5):
+        await opened.removals.add_audit(str(i).encode())
+    assert await opened.removals.audits(2) == [b"1004", b"1003"]
+    assert len(await opened.removals.audits(5_000)) == MAX_AUDIT
+
+
+async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_does_not_open_the_breaker() -> None:
+    client = connect("redis://127.0.0.1:9/0")
+    store = RedisStore(client, embedder="e1", timeout_s=1.0, clock=SystemClock())
+    removals = RedisRemovals(store, client, embedder="e1")
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable):
+            await removals.version()
+    assert store.breaker.name == "CLOSED"
+    with pytest.raises(StoreUnavailable):
+        await removals.bans()
+    with pytest.raises(StoreUnavailable):
+        [page async for page in removals.records()]
+    await store.close()
