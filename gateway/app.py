@@ -231,6 +231,8 @@ async def running(
         jobs += [parts.comparisons.run(), parts.learning.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
+        if parts.leasing is not None:
+            jobs.append(parts.leasing.run())
         for job in jobs:
             task = asyncio.create_task(job)
             stack.push_async_callback(cancelled, task)

@@ -11,7 +11,8 @@ from gateway.audits import Audits
 from gateway.background import Background
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.lifetimes import exact_lifetime
+from gateway.cache.freshness import Lifetime
+from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
 from gateway.comparisons import Comparisons
 from gateway.config import Config
@@ -19,6 +20,7 @@ from gateway.flight import Flight
 from gateway.judge import Judge
 from gateway.labels import Labels
 from gateway.learning import Learning
+from gateway.leasing import Leasing
 from gateway.messages import Bypass, Vector
 from gateway.parts import Stores, build_backends, build_verifier, hardness_of
 from gateway.pipeline import Handler, Stage, compose
@@ -31,11 +33,13 @@ from gateway.stages.dispatch import Dispatch, Lane
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Memory
+from gateway.stages.lead import Lead
 from gateway.stages.models import Models
 from gateway.stages.policy import Chains
 from gateway.stages.render import Render
 from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
+from gateway.unstorable import Unstorable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Parts:
     lanes: Mapping[str, Lane]
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
+    unstorable: Unstorable
+    leasing: Leasing | None  # None: no other gateway is on this store
     hardness: Vector | None
     clock: Clock
     telemetry: Telemetry
@@ -76,7 +82,8 @@ async def build_parts(
     backends = build_backends(config, environ, clock)
     for backend in backends.values():
         stack.push_async_callback(backend.close)
-    telemetry, verifier = Telemetry(), build_verifier(config.verifier)
+    telemetry, verifier = Telemetry(), build_verifier(config.verifier, config.embedder)
+    stack.callback(verifier.close)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
     memory = Memory(ServedHits(), Counterexamples())
     controls = Controls(verifier.prior, f"{embedder.fingerprint} {verifier.basis}", telemetry.requests_of)
@@ -89,6 +96,9 @@ async def build_parts(
     stack.push_async_callback(audits.close)
     background = Background()
     stack.push_async_callback(background.close)
+    leasing = None if stores.leases is None else Leasing(stores.leases, telemetry)
+    if leasing is not None:
+        stack.push_async_callback(leasing.close)  # once no flight is in the air any more
     return Parts(
         store=stores.front,
         index=index,
@@ -98,6 +108,8 @@ async def build_parts(
         lanes={name: Lane(backend) for name, backend in backends.items()},
         prices=prices,
         flights={},
+        unstorable=Unstorable(clock),
+        leasing=leasing,
         hardness=await hardness_of(config, embedder),
         clock=clock,
         telemetry=telemetry,
@@ -129,21 +141,22 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         route,
         max_entry=parts.max_entry,
         prices=parts.prices,
+        unstorable=parts.unstorable,
         told=parts.comparisons.missed if learns else None,  # a plain threshold has nothing to learn from misses
     )
+    coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
     if not caching:
         calls: Sequence[Stage] = [Render()]
     elif route.semantic is None:
-        calls = [Render(), exact, Coalesce(exact.at_hand, parts.flights), admit]
+        calls = [Render(), exact, coalesce, *_lead(route, parts), admit]
     else:
         calls = [
             Render(),  # outermost: hits, followers and misses alike come out in the form that the client asked for
             exact,  # the cheapest answer first
-            Coalesce(exact.at_hand, parts.flights),  # before anything that costs: a crowd pays for it once
+            coalesce,  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
             *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
-            admit,  # inside the flight, so that who comes after it finds the answer; outside the lookup, to see misses
-            SemanticLookup(
+            SemanticLookup(  # outside `Admit`: what it answers is never stored again
                 parts.index,
                 parts.store,
                 parts.embedder,
@@ -155,12 +168,32 @@ def route_chains(route: Route, parts: Parts) -> Chains:
                 route.jitter,
                 parts.memory,
             ),
+            *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
+            admit,  # inside the flight, so that who comes after it finds the answer
         ]
     backends = {name: parts.lanes[name].backend for name in route.target.backends}
     return Chains(
         calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
         others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
     )
+
+
+def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
+    """With an embedded store there is nobody else: a lease would only cost."""
+    if parts.leasing is None:
+        return []
+    lifetime, exact = exact_lifetime(route), route.exact_ttl_s is not None
+    return [
+        Lead(
+            parts.leasing,
+            parts.store,
+            parts.clock,
+            parts.telemetry,
+            parts.unstorable,
+            lifetime or Lifetime(longest_lifetime_s(route), route.jitter),
+            exact=exact,
+        )
+    ]
 
 
 def _audit(rule: Semantic, parts: Parts) -> Sequence[Stage]:

@@ -68,6 +68,7 @@ class Admission(StrEnum):
 
     STORED = "stored"
     ERROR_STATUS = "error-status"
+    NO_STORE = "no-store"  # the backend said Cache-Control: no-store
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"
@@ -214,6 +215,7 @@ class Request:
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
+    lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
 
     @property
     def tenant(self) -> str:

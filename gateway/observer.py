@@ -18,7 +18,8 @@ class Observer:
 
     def first_byte(self, received: float, trace: Trace) -> None:
         """When the answer begins. `received`: the request's arrival, monotonic seconds."""
-        spent = self._clock.monotonic() - received - trace.spans.get("upstream", 0.0)
+        waited = trace.spans.get("upstream", 0.0) + trace.spans.get("wait", 0.0)
+        spent = self._clock.monotonic() - received - waited
         self._telemetry.overhead_seconds.observe(max(0.0, spent))
 
     def over(

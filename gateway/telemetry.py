@@ -121,6 +121,9 @@ class Telemetry(Collector):
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )
+        self.crowds = Counter(
+            "nearhit_crowds_total", "Flights by what they were among the gateways on a store", ("outcome",)
+        )
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
         )

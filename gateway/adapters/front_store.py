@@ -72,12 +72,15 @@ class FrontStore:
         """Whether it has been removed since it was read, or while it was fetched."""
         return self.bans.cover(entry, vector)
 
-    async def put(self, entry: Entry, vector: Vector | None) -> None:
+    async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.bans.cover(entry, vector):
-            return
+            return False
         # First here: while the store is down, what was just answered can still be answered again.
         self._keep(entry)
-        await self._store.put(entry, vector)
+        stored = await self._store.put(entry, vector, lease)
+        if not stored:
+            self._drop(entry.fingerprint)
+        return stored
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         for fingerprint in fingerprints:

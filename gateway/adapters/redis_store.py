@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +36,21 @@ COOLDOWN_S = 1.0
 # Operations at once, each on a connection of its own; what comes beyond waits, within its time limit. At a millisecond
 # each that is more than one process can ask for, and a burst opens no more connections than it can in that time.
 MAX_CONNECTIONS = 16
+# Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
+# entry of a later lease, or of none. KEYS: the entry, its lease, the list of all.
+PUT = """
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+if not mine and redis.call('EXISTS', KEYS[1]) == 1 then
+  local other = tonumber(redis.call('HGET', KEYS[1], 'lease') or '0')
+  if other == 0 or other > tonumber(ARGV[1]) then return 0 end
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'lease', ARGV[1], unpack(ARGV, 5))
+redis.call('PEXPIREAT', KEYS[1], ARGV[2])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
+if mine then redis.call('DEL', KEYS[2]) end
+return 1
+"""
 T = TypeVar("T")
 
 
@@ -49,6 +64,7 @@ class RedisStore:
         self._clock = clock
         self._breaker = Breaker(FAILURES, COOLDOWN_S)
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._put = client.register_script(PUT)
 
     @property
     def breaker(self) -> State:
@@ -65,11 +81,13 @@ class RedisStore:
             return None
         return entry if entry.fingerprint == fingerprint else None
 
-    async def put(self, entry: Entry, vector: Vector | None) -> None:
+    async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         fields: dict[str, Any] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
         key = entry_key(entry.fingerprint)
+        if lease:
+            return await self._put_fenced(entry, fields, lease)
 
         async def write() -> None:
             async with self._client.pipeline(transaction=True) as pipe:
@@ -80,6 +98,13 @@ class RedisStore:
                 await pipe.execute()
 
         await self._guard(write)
+        return True
+
+    async def _put_fenced(self, entry: Entry, fields: Mapping[str, Any], lease: int) -> bool:
+        keys = [entry_key(entry.fingerprint), lease_key(entry.fingerprint), ENTRIES]
+        head = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
+        arguments = [*head, *(part for pair in fields.items() for part in pair)]
+        return bool(await self._guard(lambda: self._put(keys, arguments)))
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -191,6 +216,10 @@ class RedisStore:
 
 def entry_key(fingerprint: str) -> str:
     return f"{PREFIX}entry:{fingerprint}"
+
+
+def lease_key(fingerprint: str) -> str:
+    return f"{PREFIX}lease:{fingerprint}"
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
@@ -14,6 +14,7 @@ from gateway.pipeline import Handler
 from gateway.policy.model import Route
 from gateway.ports import Clock, Inspection, NearStore, VectorIndex
 from gateway.telemetry import Telemetry
+from gateway.unstorable import Unstorable
 
 LOG = logging.getLogger("nearhit.store")
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
@@ -31,8 +32,8 @@ class Price:
 
 
 class Admit:
-    """Never stores a semantic hit again: errors would spread from neighbour to neighbour. `told` hears of every answer
-    that has been stored."""
+    """Stores answers of backends alone: of semantic hits, errors would spread from neighbour to neighbour. `told` hears
+    of every answer that has been stored, `unstorable` of those that may not be."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Admit:
         *,
         max_entry: int,
         prices: Mapping[str, Price],
+        unstorable: Unstorable,
         told: Callable[[Request, Entry], None] | None = None,
     ) -> None:
         self._store = store
@@ -53,6 +55,7 @@ class Admit:
         self._route = route
         self._max_entry = max_entry
         self._prices = prices
+        self._unstorable = unstorable
         self._told = told
         self._lifetime_s = longest_lifetime_s(route)
 
@@ -63,7 +66,10 @@ class Admit:
         if call is None or not request.fingerprint or response.provenance.verdict is not Verdict.MISS:
             return response
         if response.status != 200:
-            self._count(Admission.ERROR_STATUS)
+            self._refuse(request, Admission.ERROR_STATUS)
+            return response
+        if forbids_storing(response.headers):
+            self._refuse(request, Admission.NO_STORE)
             return response
         body = response.body
         if isinstance(body, Whole):
@@ -72,7 +78,7 @@ class Admit:
         if isinstance(body, EventStream):
             events = Guarded(self._recorded(request, call, response, body, asked), source=body.events)
             return _marked(replace(response, body=EventStream(events)))
-        self._count(Admission.TOO_LARGE)
+        self._refuse(request, Admission.TOO_LARGE)
         return response
 
     async def _recorded(
@@ -85,9 +91,11 @@ class Admit:
             size += len(event.data)
             if size <= self._max_entry:
                 payload.append(event.data)
+            elif size - len(event.data) <= self._max_entry:  # known from here on: nobody has to wait for its end
+                payload.clear()
+                self._refuse(request, Admission.TOO_LARGE)
             yield event
         if size > self._max_entry:
-            self._count(Admission.TOO_LARGE)
             return
         await self._admit(request, call, response, tuple(payload), asked, streamed=True)
 
@@ -106,7 +114,7 @@ class Admit:
         if admission is Admission.STORED and sum(map(len, payload)) > self._max_entry:
             admission = Admission.TOO_LARGE
         if admission is not Admission.STORED:
-            self._count(admission)
+            self._refuse(request, admission)
             return False
         entry = self._entry(request, call, response, payload, inspection, asked, streamed=streamed)
         vector = self._vector(request)
@@ -155,14 +163,16 @@ class Admit:
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""
         embedding = request.embedding
-        if embedding is None or embedding.truncated or self._route.semantic is None:
+        if embedding is None or embedding.partial or self._route.semantic is None:
             return None
         return embedding.vector
 
     async def _put(self, request: Request, entry: Entry, vector: Vector | None) -> bool:
         try:
             with request.trace.span("store"):
-                await self._store.put(entry, vector)
+                if not await self._store.put(entry, vector, request.lease):
+                    self._telemetry.crowds.add("superseded")
+                    return False
                 if vector is not None:
                     await self._index.add(entry.fingerprint, entry.scope, vector)
         except StoreUnavailable as error:
@@ -170,9 +180,14 @@ class Admit:
             LOG.warning("an answer was not stored", extra={"fields": {"id": request.id, "error": str(error)}})
             return False
         request.trace.stored = entry
+        self._unstorable.discard(entry.fingerprint)
         if self._told is not None:
             self._told(request, entry)
         return True
+
+    def _refuse(self, request: Request, admission: Admission) -> None:
+        self._unstorable.add(request.fingerprint)
+        self._count(admission)
 
     def _count(self, admission: Admission) -> None:
         self._telemetry.admissions.add(self._route.name, admission)
@@ -180,6 +195,12 @@ class Admit:
 
 def _marked(response: Response) -> Response:
     return replace(response, provenance=replace(response.provenance, stored=True))
+
+
+def forbids_storing(headers: Sequence[tuple[str, str]]) -> bool:
+    """Whether a backend says `Cache-Control: no-store` (RFC 9111, section 5.2.2.5)."""
+    values = (value for name, value in headers if name.lower() == "cache-control")
+    return any(part.strip().lower() == "no-store" for value in values for part in value.split(","))
 
 
 def tags_of(*headers: str | None) -> tuple[str, ...]:

@@ -9,23 +9,38 @@ from dataclasses import replace
 from gateway.flight import Flight
 from gateway.messages import Request, Response, Verdict
 from gateway.pipeline import Handler
+from gateway.telemetry import Telemetry
+from gateway.unstorable import Unstorable
 
 
 class Coalesce:
     """`flights` are those in the air, by fingerprint: all routes share them, so that a reload splits no crowd.
-    `at_hand` looks once more for an answer, without waiting: a flight may have landed while the store was asked."""
+    `at_hand` looks once more for an answer, without waiting: a flight may have landed while the store was asked.
+    What is `unstorable` is not shared with those who come later: each asks for itself."""
 
-    def __init__(self, at_hand: Callable[[Request], Response | None], flights: dict[str, Flight]) -> None:
+    def __init__(
+        self,
+        at_hand: Callable[[Request], Response | None],
+        flights: dict[str, Flight],
+        unstorable: Unstorable,
+        telemetry: Telemetry,
+    ) -> None:
         self._at_hand = at_hand
         self._flights = flights
+        self._unstorable = unstorable
+        self._telemetry = telemetry
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         key = request.fingerprint
         if not key or request.directives.no_cache or request.directives.only_if_cached:
             return await forward(request)
+        if key in self._unstorable:
+            self._telemetry.crowds.add("not-held")
+            return await forward(request)
         flight = self._flights.get(key)
         if flight is not None and flight.open:
-            return _followed(await flight.join())
+            with request.trace.span("wait"):
+                return _followed(await flight.join())
         landed = self._at_hand(request)
         if landed is not None:
             return landed

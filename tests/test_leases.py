@@ -1,0 +1,301 @@
+"""One call for a crowd that is spread over several gateways on one store: real processes, one of them killed, stopped
+or cut off in the middle of its call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fixtures.gateways import Answer
+from tests.fixtures.processes import Process, served_by_process, write_config
+from tests.fixtures.stores import OutsideServer
+from tests.fixtures.upstream import Upstream, completion, stream
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(90)
+
+Fleet = Callable[..., Any]
+LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "nearhit; fwd=miss; collapsed"
+
+
+@pytest.fixture
+async def fleet(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Starts gateways on one store."""
+    async with AsyncExitStack() as stack:
+
+        async def start(store: OutsideServer, size: int = 3, limit: str = "5s") -> list[Process]:
+            async def one(folder: Path) -> Process:
+                folder.mkdir()
+                backends = {"main": {"adapter": "openai", "url": upstream.url}}
+                config = write_config(folder, backends, store={"url": store.url, "timeout": limit})
+                return await stack.enter_async_context(served_by_process(config))
+
+            return list(await asyncio.gather(*(one(tmp_path / f"gateway-{i}") for i in range(size))))
+
+        yield start
+
+
+@pytest.fixture
+def store(store_servers: Callable[..., OutsideServer]) -> OutsideServer:
+    """One of the test's own: it is stopped and killed."""
+    return store_servers()
+
+
+async def asked(store: OutsideServer, process: Process, times: int = 1, **fields: Any) -> list[asyncio.Task[Answer]]:
+    """Sends so many identical requests, every other one for a stream, and returns once all have been looked up."""
+    before = lookups(store)
+    tasks = [asyncio.create_task(process.chat("hi", stream=i % 2 == 1, **fields)) for i in range(times)]
+    async with asyncio.timeout(20):
+        while lookups(store) < before + times:
+            await asyncio.sleep(0.01)
+    await outcomes(process)  # what the store has answered before that, the gateway has heard
+    return tasks
+
+
+def lookups(store: OutsideServer) -> int:
+    """How many exact lookups the store has answered."""
+    return int(store.client.info("commandstats").get("cmdstat_hget", {"calls": 0})["calls"])
+
+
+async def outcomes(process: Process) -> Counter[str]:
+    """`nearhit_crowds_total` of a gateway."""
+    async with process.session.get(process.admin_url + "/metrics") as response:
+        text = await response.text()
+    prefix = 'nearhit_crowds_total{outcome="'
+    rows = (line.removeprefix(prefix).split('"} ') for line in text.splitlines() if line.startswith(prefix))
+    return Counter({name: int(float(value)) for name, value in rows})
+
+
+async def waits(*processes: Process) -> None:
+    """Returns once every one of these gateways waits for another's flight."""
+    async with asyncio.timeout(20):
+        for process in processes:
+            while (await outcomes(process))["waits"] == 0:
+                await asyncio.sleep(0.01)
+
+
+def words_of(answer: Answer) -> str:
+    if not answer.headers["Content-Type"].startswith("text/event-stream"):
+        return answer.text
+    chunks = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+async def led_by_first(
+    store: OutsideServer, processes: list[Process], upstream: Upstream, each: int = 1
+) -> list[list[asyncio.Task[Answer]]]:
+    """The first gateway has the lease and its call is at the backend, the others wait."""
+    first, *others = processes
+    upstream.gate.clear()
+    tasks = [await asked(store, first, each)]
+    await until(lambda: len(upstream.calls) == 1)
+    tasks += [await asked(store, other, each) for other in others]
+    await waits(*others)
+    return tasks
+
+
+async def test_a_crowd_over_three_gateways_makes_one_call(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    processes = await fleet(store)
+    upstream.gate.clear()
+    crowds = [await asked(store, process, 20) for process in processes]
+    await until(lambda: upstream.calls)
+    async with asyncio.timeout(20):
+        while sum([(await outcomes(process))["waits"] for process in processes]) < 2:
+            await asyncio.sleep(0.01)
+    upstream.gate.set()
+    answers = [await task for crowd in crowds for task in crowd]
+    assert len(upstream.calls) == 1
+    assert {words_of(answer) for answer in answers} == {"upstream answers: hi"}
+    assert Counter(answer.cache_status for answer in answers) == {STORED: 1, SHARED: 59}
+    assert {answer.headers["x-nearhit-backend"] for answer in answers} == {"main"}
+    assert store.client.keys(LEASED) == [], "it ends with the answer"
+    total = sum([await outcomes(process) for process in processes], Counter())
+    assert total == {"led": 1, "waits": 2, "followed": 2}
+
+
+async def test_the_followers_elsewhere_of_a_stream_get_it_when_it_is_complete(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    here, there = await fleet(store, 2)
+    last = asyncio.Event()
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        words = iter(range(10))
+
+        async def between() -> None:
+            if next(words) == 2:
+                await last.wait()
+
+        return await stream(request, call, "one two three", between=between)
+
+    upstream.answer = answer
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with here.session.post(here.url + "/v1/chat/completions", json=body) as leader:
+        seen = b""
+        while b"two" not in seen:
+            seen += await leader.content.readany()
+        (follower,) = await asked(store, there)
+        await waits(there)
+        assert not follower.done()
+        last.set()
+        assert b"three" in await leader.content.read()
+    assert (await follower).cache_status == SHARED
+    assert words_of(await follower) == "one two three"
+    assert len(upstream.calls) == 1
+
+
+@pytest.mark.parametrize("stopped_by", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_leader_that_dies_or_hangs_costs_one_more_call(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream, stopped_by: signal.Signals
+) -> None:
+    processes = await fleet(store)
+    crowds = await led_by_first(store, processes, upstream, each=5)
+    processes[0].process.send_signal(stopped_by)
+    await until(lambda: len(upstream.calls) == 2, timeout_s=20)  # the lease has expired
+    upstream.gate.set()
+    answers = [await task for crowd in crowds[1:] for task in crowd]
+    assert {words_of(answer) for answer in answers} == {"upstream answers: hi"}
+    assert Counter(answer.cache_status for answer in answers) == {STORED: 1, SHARED: 9}
+    assert len(upstream.calls) == 2
+    if stopped_by == signal.SIGKILL:
+        await asyncio.gather(*crowds[0], return_exceptions=True)
+        return
+    kept = store.client.hgetall(store.client.keys("nearhit:1:entry:*")[0])
+    processes[0].process.send_signal(signal.SIGCONT)
+    late = await asyncio.gather(*crowds[0])
+    assert {words_of(answer) for answer in late} == {"upstream answers: hi"}, "its own clients get its own answer"
+    assert store.client.hgetall(store.client.keys("nearhit:1:entry:*")[0]) == kept, "fenced off: it is the older one"
+    said = await outcomes(processes[0])
+    assert (said["superseded"], said["lost"] <= 1) == (1, True)
+    assert len(upstream.calls) == 2
+
+
+async def test_a_leader_whose_lease_was_taken_is_fenced_off(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    here, there = await fleet(store, 2)
+    upstream.gate.clear()
+    (late,) = await asked(store, here)
+    await until(lambda: len(upstream.calls) == 1)
+    store.client.delete(*store.client.keys(LEASED))  # as a store does that has lost its last writes
+    upstream.answer = None
+    first_gate, upstream.gate = upstream.gate, asyncio.Event()
+    upstream.gate.set()
+    newer = await there.chat("hi")
+    assert newer.cache_status == STORED
+    kept = store.client.hgetall(store.client.keys("nearhit:1:entry:*")[0])
+    first_gate.set()
+    assert (await late).cache_status == "nearhit; fwd=miss"
+    assert store.client.hgetall(store.client.keys("nearhit:1:entry:*")[0]) == kept
+    assert (await outcomes(here))["superseded"] == 1
+
+
+@pytest.mark.parametrize("what", ["error", "cut-short", "no-store"])
+async def test_an_answer_that_may_not_be_stored_hands_the_lease_to_one_that_waits(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream, what: str
+) -> None:
+    processes = await fleet(store)
+    failed: list[int] = []
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if failed:
+            return web.json_response(completion(call, "fine"))
+        failed.append(1)
+        if what == "error":
+            return web.json_response({"error": {"message": "busy"}}, status=500)
+        if what == "cut-short":
+            return web.json_response(completion(call, "half", finish="length"))
+        return web.json_response(completion(call, "secret"), headers={"Cache-Control": "private, no-store"})
+
+    upstream.answer = answer
+    crowds = await led_by_first(store, processes, upstream, each=50)
+    upstream.gate.set()
+    first = await asyncio.gather(*crowds[0])
+    assert {answer.status for answer in first} == {500 if what == "error" else 200}, "shared by who had joined"
+    answers = [await task for crowd in crowds[1:] for task in crowd]
+    assert {words_of(answer) for answer in answers} == {"fine"}
+    assert len(upstream.calls) == 2
+
+
+async def test_whoever_waits_is_held_up_by_two_at_most(fleet: Fleet, store: OutsideServer, upstream: Upstream) -> None:
+    """Where nothing can be stored, a line of gateways must not be served one after the other."""
+    processes = await fleet(store, 4)
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(completion(call, "half", finish="length"))
+
+    upstream.answer = answer
+    crowds = await led_by_first(store, processes, upstream)
+    upstream.gate.set()
+    answers = [await task for crowd in crowds for task in crowd]
+    assert {words_of(answer) for answer in answers} == {"half"}
+    assert len(upstream.calls) == 4
+
+
+async def test_when_all_clients_of_the_leader_leave_another_gateway_calls(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    processes = await fleet(store)
+    crowds = await led_by_first(store, processes, upstream, each=3)
+    for task in crowds[0]:
+        task.cancel()
+    await until(lambda: upstream.cancelled == 1)
+    await until(lambda: len(upstream.calls) == 2)
+    upstream.gate.set()
+    assert {words_of(await task) for crowd in crowds[1:] for task in crowd} == {"upstream answers: hi"}
+    assert (len(upstream.calls), store.client.keys(LEASED)) == (2, [])
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    here, there = await fleet(store, 2)
+    ours, theirs = await led_by_first(store, [here, there], upstream, each=2)
+    theirs[0].cancel()
+    upstream.gate.set()
+    assert words_of(await theirs[1]) == words_of(await ours[0]) == "upstream answers: hi"
+    assert (await there.chat("hi")).cache_status.startswith("nearhit; hit")
+    assert len(upstream.calls) == 1
+
+
+async def test_who_has_a_deadline_waits_no_longer_than_half_of_it(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    here, there = await fleet(store, 2)
+    upstream.gate.clear()
+    (leader,) = await asked(store, here)
+    await until(lambda: len(upstream.calls) == 1)
+    (hurried,) = await asked(store, there, headers={"x-latency-budget-ms": "1000"})
+    await until(lambda: len(upstream.calls) == 2)
+    upstream.gate.set()
+    assert (await hurried).status == (await leader).status == 200
+    assert (await outcomes(there))["in-vain"] == 1
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+async def test_without_the_store_every_gateway_calls_for_itself(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream, frozen: bool
+) -> None:
+    processes = await fleet(store, limit="250ms")
+    crowds = await led_by_first(store, processes, upstream, each=5)
+    if frozen:
+        store.freeze()
+    else:
+        store.kill()
+    await until(lambda: len(upstream.calls) == 3, timeout_s=20)  # nobody waits for what cannot be told
+    upstream.gate.set()
+    answers = [await task for crowd in crowds for task in crowd]
+    assert {words_of(answer) for answer in answers} == {"upstream answers: hi"}
+    assert len(upstream.calls) == 3
+    assert words_of(await processes[0].chat("ho")) == "upstream answers: ho"
