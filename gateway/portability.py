@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,7 +13,7 @@ from gateway.adapters.front_store import FrontStore
 from gateway.cache.portable import Carried, LineInvalid, admitted, chat_line_of, line_of, read_line
 from gateway.cache.removal import Conditions
 from gateway.errors import EmbedderUnavailable, Refused, StoreUnavailable
-from gateway.messages import Vector
+from gateway.messages import Entry, Vector
 from gateway.ports import Clock, Dialect, Embedder, ResponseStore, VectorIndex
 from gateway.removal import Removal
 
@@ -92,15 +93,17 @@ class Portability:
     async def export(self, route: str | None, tag: str | None, *, chat: bool) -> AsyncGenerator[bytes, None]:
         """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
         conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
-        async for entry, vector in self._removal.stored(conditions):
-            dialect = self._dialects.get(entry.dialect)
-            if chat:
-                line = chat_line_of(entry, dialect)
-            else:
-                carried = Carried(entry, vector, self._embedder.fingerprint)
-                line = line_of(carried, dialect, self._clock.wall())
-            if line is not None:
-                yield line
+        async with aclosing(self._removal.stored(conditions)) as entries:
+            async for entry, vector in entries:
+                line = self._line(entry, vector, chat=chat)
+                if line is not None:
+                    yield line
+
+    def _line(self, entry: Entry, vector: Vector | None, *, chat: bool) -> bytes | None:
+        dialect = self._dialects.get(entry.dialect)
+        if chat:
+            return chat_line_of(entry, dialect)
+        return line_of(Carried(entry, vector, self._embedder.fingerprint), dialect, self._clock.wall())
 
     async def take_in(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> Imported:
         """`lines` with their numbers; None for one that is too long. Raises `ImportIncomplete`."""

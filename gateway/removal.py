@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Callable, MutableMapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -252,13 +253,14 @@ class Removal:
         """Samples of what may be served, in no order. Raises `StoreUnavailable`."""
         conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
         found: list[dict[str, Any]] = []
-        async for entry, _ in self.stored(conditions):
-            found.append(sample_of(entry, self._clock.wall()))
-            if len(found) == limit:
-                break
+        async with aclosing(self.stored(conditions)) as entries:
+            async for entry, _ in entries:
+                found.append(sample_of(entry, self._clock.wall()))
+                if len(found) == limit:
+                    break
         return found
 
-    async def stored(self, conditions: Conditions) -> AsyncIterator[tuple[Entry, Vector | None]]:
+    async def stored(self, conditions: Conditions) -> AsyncGenerator[tuple[Entry, Vector | None], None]:
         """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
         async for page in self._store.records():
             for entry, vector in page:
