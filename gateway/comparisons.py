@@ -124,7 +124,7 @@ class Comparisons:
         for passage in passages(text):
             begun = clock.time()
             embedding = await self._embedder.embed(passage)
-            if embedding.truncated:
+            if embedding.partial:
                 return None
             vectors.append(embedding.vector)
             await asyncio.sleep(REST * (clock.time() - begun))

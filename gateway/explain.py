@@ -168,7 +168,7 @@ async def _decide(
 def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
-    if call.no_question is not None or (embedding is not None and embedding.truncated):
+    if call.no_question is not None or (embedding is not None and embedding.partial):
         return f"not asked: {call.no_question or Bypass.TOO_LONG}"
     acceptance = route.semantic.acceptance
     if acceptance.max_wrong_hits is not None:

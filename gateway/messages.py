@@ -42,6 +42,7 @@ class Bypass(StrEnum):
     NO_CACHE = "no-cache"  # the client asked for a fresh answer; it is stored
     NO_TEXT = "no-text"  # nothing to match on: no text in the last turn, or images beside it
     TOO_LONG = "too-long"  # the question exceeds what the embedding model reads
+    UNREADABLE = "unreadable"  # the question has words that the embedding model cannot read, e.g. Chinese ones
     EMBEDDER = "embedder-unavailable"
     STORE = "store-unavailable"
     FEEDBACK = "feedback"  # the request is about an answer
@@ -144,6 +145,8 @@ class Provenance:
     stored: bool = False  # the answer is, or at its end will be, stored
     saved_tokens: int = 0  # output and input tokens that a hit did not cost
     saved_dollars: float = 0.0
+    output_tokens: int = 0  # hits: of the stored answer; 0 where it does not tell
+    upstream_s: float = 0.0  # hits: how long the stored answer took to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,12 @@ class Embedding:
     vector: Vector
     tokens: int
     truncated: bool  # the text was longer than the model reads: the vector stands for its head only
+    unreadable: bool = False  # some of its words are none that the model knows: texts that differ there look the same
+
+    @property
+    def partial(self) -> bool:
+        """The vector does not stand for the whole text, so nothing may be matched by it."""
+        return self.truncated or self.unreadable
 
 
 @dataclass(frozen=True, slots=True)

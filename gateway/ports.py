@@ -206,6 +206,9 @@ class VectorIndex(Protocol):
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         """Adds or replaces."""
 
+    def count(self, scope: str) -> int:
+        """How many entries a search of this scope compares with; at once, and right up to what is just changing."""
+
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         """At most `k` neighbours, most similar first."""
 

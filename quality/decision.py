@@ -16,7 +16,7 @@ from gateway.cache.judged import Judged
 from gateway.cache.served import ServedHits
 from gateway.messages import Call, Embedding, Entry, Neighbour, Request, Vector
 from gateway.policy.model import Semantic
-from gateway.ports import Acceptance, Embedder, TextEncoder, Verifier
+from gateway.ports import Acceptance, Embedder, TextEncoder, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
 from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
@@ -53,6 +53,8 @@ class Decision(SemanticLookup):
         self._telemetry = Telemetry()
         self._rule = Semantic(math.inf, Acceptance(max_wrong_hits=max_wrong_hits))
         self._memory = Memory(ServedHits(), Counterexamples())
+        self.entries = 0  # that the neighbours are the nearest of
+        self._index = cast(VectorIndex, SimpleNamespace(count=lambda _: self.entries))
         self._request = cast(Request, SimpleNamespace(scope="", route=""))
 
     async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judged:
@@ -88,7 +90,7 @@ class Fixed(Replayed):
         super().__init__(verifier.prior, verifier.basis, learn=learn)
         self._fixed = threshold
 
-    def threshold(self, acceptance: Acceptance) -> float:
+    def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
         return self._fixed
 
     def advance(self, requests: int) -> None:

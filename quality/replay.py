@@ -100,9 +100,10 @@ class Replay:
             if fill is not None:
                 fill(step, cache)
             repeated[step] = self.world.stream.answers[request] in cache.answers
+            decision.entries = int(cache.held.sum())
             chosen = await self._look_up(decision, request, cache)
             if chosen is not None and chosen.opinion.veto is None and not chosen.verbatim:
-                control.met(chosen.score)
+                control.met(chosen.score, decision.entries)
             if chosen is not None and chosen.reason is None:
                 stored[step] = int(chosen.entry.fingerprint)
                 if self._served(request, chosen, control, audit, draw):

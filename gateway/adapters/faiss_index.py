@@ -56,6 +56,10 @@ class FaissIndex:
         self._check(vector)
         await self._owner.run(lambda: self._add(fingerprint, scope, vector))
 
+    def count(self, scope: str) -> int:
+        partition = self._contents.partitions.get(scope)
+        return 0 if partition is None else len(partition)
+
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
             return []

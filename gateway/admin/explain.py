@@ -81,7 +81,7 @@ async def explain_pair(
         floor=verifier.floor if plain is None else plain,
         features={},
         labels=control.labels,
-        truncated=any(embedding.truncated for embedding in embedded),
+        truncated=any(embedding.partial for embedding in embedded),
     )
 
     def held(opinion: Opinion) -> Judged:

@@ -56,9 +56,10 @@ def judged(
     opinion: Opinion,
     control: RouteControl,
     acceptance: Acceptance,
+    entries: int = 0,
 ) -> Judged:
-    """Holds one candidate against the route's threshold; with `min_similarity` its similarity, and nothing else."""
-    threshold = control.threshold(acceptance)
+    """Holds one candidate, the best of `entries`, against the route's threshold; with `min_similarity` its similarity, and nothing else."""
+    threshold = control.threshold(acceptance, entries)
     if acceptance.min_similarity is not None:
         refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
         return Judged(entry, relation, vector, similarity, opinion, similarity, threshold, opinion.probability, refused)

@@ -25,6 +25,6 @@ class Embed:
         except EmbedderUnavailable:
             request.trace.note = Bypass.EMBEDDER
             return await forward(request)
-        if embedding.truncated:
-            request.trace.note = Bypass.TOO_LONG
+        if embedding.partial:
+            request.trace.note = Bypass.TOO_LONG if embedding.truncated else Bypass.UNREADABLE
         return await forward(replace(request, embedding=embedding))

@@ -56,7 +56,7 @@ class SemanticLookup:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         call, embedding = request.call, request.embedding
-        if call is None or embedding is None or embedding.truncated or request.directives.no_cache or not request.scope:
+        if call is None or embedding is None or embedding.partial or request.directives.no_cache or not request.scope:
             return await forward(request)
         try:
             hit = await self._find(request, call, embedding)
@@ -82,7 +82,7 @@ class SemanticLookup:
             chosen = await self._judge(request, call, embedding, found)
         request.trace.judged = chosen
         if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None and not chosen.verbatim:
-            self._controls.of(request.route).met(chosen.score)
+            self._controls.of(request.route).met(chosen.score, self._index.count(request.scope))
         if chosen.reason is not None:
             self._refused(request, chosen.reason)
             return None
@@ -95,7 +95,7 @@ class SemanticLookup:
     async def _judge(self, request: Request, call: Call, embedding: Embedding, found: list[Found]) -> Judged:
         """The best of what was found, and whether it may be served."""
         question, acceptance = call.question or "", self._rule.acceptance
-        control = self._controls.of(request.route)
+        control, entries = self._controls.of(request.route), self._index.count(request.scope)
         candidates = [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in found]
 
         def held(at: int, opinion: Opinion) -> Judged:
@@ -103,7 +103,9 @@ class SemanticLookup:
             relation = relation_of(request.scope, question, entry.fingerprint)
             if relation in self._memory.counterexamples:
                 opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-            return judged(entry, relation, embedding.vector, neighbour.similarity, opinion, control, acceptance)
+            return judged(
+                entry, relation, embedding.vector, neighbour.similarity, opinion, control, acceptance, entries
+            )
 
         if acceptance.min_similarity is not None:
             opinions = [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]

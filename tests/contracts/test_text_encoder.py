@@ -146,3 +146,22 @@ def test_hash_vectors_see_words_not_case_or_punctuation() -> None:
     assert encoder.dimension == 64
     assert similarity(encoder, "Reset my PASSWORD!", "reset my password") == pytest.approx(1)
     assert similarity(encoder, "reset my password", "cancel that order") < 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "unreadable"),
+    [
+        ("How do I cancel?", False),
+        ("great \N{GRINNING FACE} thanks, how do I cancel?", False),
+        ("Wie kündige ich? ¿Cómo cancelo? caf\u00e9", False),
+        ("如何取消订阅？", True),
+        ("what does 猫 mean?", True),
+        ("what is the \u2211 of 1 and 2?", True),
+        ("half a \ud83d pair", False),
+    ],
+)
+def test_what_the_model_cannot_read_is_told(onnx: OnnxEncoder, text: str, unreadable: bool) -> None:
+    """Two such texts can have the same tokens and ask for different things."""
+    (embedding,) = onnx.encode([text])
+    assert embedding.unreadable is unreadable
+    assert embedding.partial is unreadable

@@ -11,6 +11,7 @@ Assumed: within a band, the lookups that were labelled are like those that were 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,6 +30,10 @@ PRIOR_REQUESTS = 200.0
 # Wrong shares of the calibration, times this: other traffic may be harder than what the verifier was calibrated on.
 # With 1.0 (and RISK .1) banking77 kept a promise of 1 % in 71 % of its windows, with 1.5 (and .15) in 95 %.
 CAUTION = 1.5
+# Wrong hits grow with the number of entries to take one from: they double when it is 3.5 times as large (measured).
+GROWTH = 0.55
+MOST_GROWN = 8.0  # beyond, labels have to say it
+LEAST_SIZED = 20.0  # lookups before a size is typical
 MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
 
 
@@ -43,6 +48,8 @@ class Ledger:
         self.wrong = np.zeros(BANDS)
         self.met = np.zeros(BANDS)
         self.requests = 0.0
+        self.sized = 0.0  # lookups whose number of entries is known
+        self.log_size = 0.0  # the sum of its logarithm over them
 
     def advance(self, requests: int) -> None:
         """`requests` have come since the last call, with or without a neighbour."""
@@ -53,11 +60,25 @@ class Ledger:
         self.wrong *= fade
         fade = (1 - 1 / TRAFFIC_MEMORY) ** requests
         self.met *= fade
+        self.sized *= fade
+        self.log_size *= fade
         self.requests = self.requests * fade + (1 - fade) * TRAFFIC_MEMORY
 
-    def meet(self, score: float) -> None:
-        """The best neighbour of a request has this score, whether or not it is served."""
+    def meet(self, score: float, entries: int = 0) -> None:
+        """The best neighbour of a request has this score, whether or not it is served. `entries`: that it is the best
+        of; 0 where that is not known."""
         self.met[band_of(score)] += 1
+        if entries > 0:
+            self.sized += 1
+            self.log_size += math.log(entries)
+
+    def growth(self, entries: int) -> float:
+        """How many times more wrong hits `entries` make likely than what was met and labelled so far says; at least 1,
+        since a cache that shrinks is no reason to dare more."""
+        if entries <= 0 or self.sized < LEAST_SIZED:
+            return 1.0
+        typical = math.exp(self.log_size / self.sized)
+        return float(min(MOST_GROWN, max(1.0, (entries / typical) ** GROWTH)))
 
     def label(self, score: float, wrong: float) -> None:
         """A neighbour met with this score was wrong (1) or right (0)."""
@@ -65,8 +86,9 @@ class Ledger:
         self.labels[band] += 1
         self.wrong[band] += wrong
 
-    def threshold(self, max_wrong_hits: float) -> float:
-        """The lowest score that may be served for this promise, in wrong hits over all requests."""
+    def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
+        """The lowest score that may be served for this promise, in wrong hits over all requests, where `growth` times
+        as many are to be expected as was seen."""
         limit = int(max_wrong_hits * WINDOW + 1e-9)
         met = self._rates()
         mean = spread = settled = pooled = 0.0
@@ -77,8 +99,8 @@ class Ledger:
                 pooled += met[band]  # bands of a pool share one rate: their errors add up
                 mean += met[band] * pool.rate
                 spread = settled + pooled * pooled * pool.variance
-                expected = WINDOW * mean
-                if chance_of_more(expected, expected + WINDOW * WINDOW * spread, limit) > RISK:
+                expected = WINDOW * growth * mean
+                if chance_of_more(expected, expected + (WINDOW * growth) ** 2 * spread, limit) > RISK:
                     return lowest
                 lowest = LOWEST + band * WIDTH
         return lowest
@@ -95,10 +117,9 @@ class Ledger:
             return [1.0] * BANDS
         return [float(w) for w in np.clip(doubts / mean, LEAST_AUDITED, MOST_AUDITED)]
 
-    def wrong_share(self, score: float) -> float:
-        """The chance that a neighbour of this score is wrong, by calibration and labels."""
-        band = band_of(score)
-        return next(pool.rate for pool, _ in self._pools() if pool.first <= band)
+    def wrong_shares(self) -> list[float]:
+        """By band: the chance that a neighbour of such a score is wrong, by calibration and labels."""
+        return [pool.rate for pool, last in reversed(self._pools()) for _ in range(pool.first, last + 1)]
 
     def _rates(self) -> np.ndarray:
         rates: np.ndarray = (self.met + self._prior_met) / (self.requests + PRIOR_REQUESTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,7 +15,8 @@ from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
-VERSION = 2
+VERSION = 3
+GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
 REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.5 ms each
 
 
@@ -48,7 +50,9 @@ class RouteControl:
         self._wrong_hits = WrongHits()
         self._requests = 0
         self._stale = 0
-        self._thresholds: dict[float, float] = {}
+        self._pending = 0  # requests that `_wrong_hits` has not been told of
+        self._thresholds: dict[tuple[float, int], float] = {}
+        self._shares = self._ledger.wrong_shares()
         self._weights: list[float] = [1.0] * BANDS
         self.in_force: float | None = None  # the threshold that the last lookup was held against
 
@@ -64,7 +68,7 @@ class RouteControl:
         if new > 0:
             self._requests = requests
             self._ledger.advance(new)
-            self._wrong_hits.advance(new)
+            self._pending += new
 
     # A lookup
 
@@ -72,33 +76,35 @@ class RouteControl:
         """The verifier's score, moved by what is known near this question."""
         return score + self._evidence.shift(vector) if self.learning else score
 
-    def threshold(self, acceptance: Acceptance) -> float:
-        """The score that a neighbour must reach; with a plain `min_similarity` that is it."""
+    def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
+        """The score that a neighbour, the best of `entries`, must reach; with a plain `min_similarity` that is it."""
         if acceptance.min_similarity is not None:
             self.in_force = acceptance.min_similarity
             return acceptance.min_similarity
         budget = acceptance.max_wrong_hits or 0.0
-        known = self._thresholds.get(budget)
-        if known is None or self._stale >= REFRESH_EVERY:
-            if self._stale >= REFRESH_EVERY:
-                self._thresholds.clear()
-                self._stale = 0
-            known = self._thresholds[budget] = self._ledger.threshold(budget)
+        if self._stale >= REFRESH_EVERY:
+            self._thresholds.clear()
+            self._stale = 0
+        step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
+        known = self._thresholds.get((budget, step))
+        if known is None:
+            known = self._thresholds[budget, step] = self._ledger.threshold(budget, GROWTH_STEP**step)
             self._weights = self._ledger.audit_weights(known)
+            self._shares = self._ledger.wrong_shares()
         self.in_force = known
         return known
 
     def probability(self, score: float) -> float:
         """That an answer of this score is right on this route, in [0, 1]."""
-        return 1.0 - self._ledger.wrong_share(score)
+        return 1.0 - self._shares[band_of(score)]
 
-    def met(self, score: float) -> None:
-        """A request's best neighbour has this score, whatever becomes of it."""
-        self._ledger.meet(score)
+    def met(self, score: float, entries: int = 0) -> None:
+        """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""
+        self._ledger.meet(score, entries)
         self._stale += 1
 
     def hit(self) -> None:
-        self._wrong_hits.hit()
+        self._up_to_date().hit()
 
     def audit_chance(self, score: float, share: float) -> float:
         """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
@@ -117,15 +123,21 @@ class RouteControl:
         self.version += 1
 
     def audited(self, label: Label, chance: float) -> None:
-        self._wrong_hits.audited(label, chance)
+        self._up_to_date().audited(label, chance)
         self.version += 1
 
     def complained(self) -> None:
-        self._wrong_hits.complained()
+        self._up_to_date().complained()
         self.version += 1
 
     def estimate(self) -> Estimate:
-        return self._wrong_hits.estimate()
+        return self._up_to_date().estimate()
+
+    def _up_to_date(self) -> WrongHits:
+        """Advanced when it is asked for: that is rarer than requests are."""
+        self._wrong_hits.advance(self._pending)
+        self._pending = 0
+        return self._wrong_hits
 
     @property
     def labels(self) -> int:
@@ -140,12 +152,12 @@ class RouteControl:
     @property
     def requests(self) -> float:
         """Of the route, as far back as the stated ratio looks (`wrong_hits.MEMORY`)."""
-        return self._wrong_hits.requests
+        return self._up_to_date().requests
 
     @property
     def served(self) -> float:
         """Semantic hits among them."""
-        return self._wrong_hits.served
+        return self._up_to_date().served
 
     # Over a restart
 
@@ -157,8 +169,8 @@ class RouteControl:
                 VERSION,
                 self._basis,
                 arrays,
-                ledger.requests,
-                asdict(self._wrong_hits),
+                (ledger.requests, ledger.sized, ledger.log_size),
+                asdict(self._up_to_date()),
                 self._evidence.rows(),
                 self.version,
             )
@@ -168,21 +180,23 @@ class RouteControl:
     def restore(self, data: bytes) -> None:
         """Raises `SnapshotInvalid`."""
         try:
-            form, basis, arrays, requests, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
+            form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
             if (form, basis) != (VERSION, self._basis):
                 raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self._basis!r}")
             labels, wrong, met = (_counts(array) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
-            met_requests, version = float(requests), int(version)
+            requests, sized, log_size = map(float, sizes)
+            version = int(version)
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.labels, self._ledger.wrong, self._ledger.met = labels, wrong, met
-        self._ledger.requests = met_requests
+        self._ledger.requests, self._ledger.sized, self._ledger.log_size = requests, sized, log_size
         self._evidence, self._wrong_hits = evidence, known
         self.version = version
         self._thresholds.clear()
+        self._shares = self._ledger.wrong_shares()
 
 
 def _counts(values: Sequence[float]) -> np.ndarray:

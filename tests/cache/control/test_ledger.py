@@ -109,3 +109,18 @@ def test_audits_ask_most_where_least_is_known_and_keep_the_mean() -> None:
 
 def test_scores_beyond_the_bands_count_in_the_outer_ones() -> None:
     assert (band_of(-1.0), band_of(9.0)) == (0, BANDS - 1)
+
+
+def test_a_cache_that_suddenly_holds_more_is_dared_less() -> None:
+    ledger = Ledger(PRIOR)
+    for _ in range(100):
+        ledger.advance(1)
+        ledger.meet(0.9, entries=1000)
+    assert ledger.growth(1000) == pytest.approx(1.0)
+    assert ledger.growth(3500) == pytest.approx(2.0, rel=0.01)  # what was measured
+    assert ledger.growth(100) == ledger.growth(0) == 1.0
+    assert ledger.threshold(0.05, ledger.growth(10_000)) > ledger.threshold(0.05)
+    for _ in range(5000):
+        ledger.advance(1)
+        ledger.meet(0.9, entries=10_000)
+    assert ledger.growth(10_000) < 1.01  # met and labelled at this size: nothing is left to be guessed
