@@ -58,7 +58,8 @@ def judged(
     acceptance: Acceptance,
     entries: int = 0,
 ) -> Judged:
-    """Holds one candidate, the best of `entries`, against the route's threshold; with `min_similarity` its similarity, and nothing else."""
+    """Holds one candidate, the best of so many entries (0: unknown), against the route's threshold; with
+    `min_similarity` its similarity, and nothing else."""
     threshold = control.threshold(acceptance, entries)
     if acceptance.min_similarity is not None:
         refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
