@@ -310,7 +310,8 @@ async def test_what_is_close_to_a_removed_question_and_came_late_is_not_kept(
     assert served.gateway.parts.index.size == 0
 
 
-async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["status", "connection"])
+async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, tmp_path: Path, failure: str) -> None:
     clock = FakeClock()
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, PLAIN, clock=clock) as served:
@@ -318,17 +319,21 @@ async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, t
         clock.advance(3601)
 
         async def broken(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+            if failure == "connection":
+                request.transport.abort()  # type: ignore[union-attr]
             return web.json_response({"error": {"message": "no"}}, status=500)
 
         upstream.answer = broken
         assert verdict(await served.chat("one")) == "stale"
+        calls = len(upstream.calls)
         upstream.gate.clear()
         waiting = asyncio.create_task(served.chat("one"))
-        await until(lambda: len(upstream.calls) == 3)
+        await until(lambda: len(upstream.calls) > calls)
         await purged(served, tags=["a"])  # while the backend is asked
         upstream.gate.set()
-        assert (await waiting).status == 500
-        assert (await served.chat("one")).status == 500
+        expected = 500 if failure == "status" else 502
+        assert (await waiting).status == expected
+        assert (await served.chat("one")).status == expected
 
 
 async def test_after_a_crash_what_was_removed_stays_removed(upstream: Upstream, tmp_path: Path) -> None:
