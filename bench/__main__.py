@@ -83,9 +83,9 @@ def gateway(upstream: int, embedder: str) -> Iterator[tuple[subprocess.Popen[byt
             yield process, port, time.perf_counter() - started
 
 
-def body(question: str, model: str = "bench") -> bytes:
+def body(question: str, model: str = "bench", **fields: object) -> bytes:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return json.dumps({"model": model, "temperature": 0, "messages": messages}).encode()
+    return json.dumps({"model": model, "temperature": 0, "messages": messages, **fields}).encode()
 
 
 def other_case(draw: random.Random) -> str:
@@ -136,6 +136,7 @@ class Bench:
                     await self.measure("bare server, fixed body", fix, fixed.pid, same, connections)
                     await self.measure("bare reverse proxy", pro, proxy.pid, same, connections)
                     await self.measure("exact hit", hash_port, hashed.pid, same, connections, expect="detail=exact")
+                    await self.streams(fix, fixed.pid, hash_port, hashed.pid, connections)
                     await self.measure(
                         "pass-through miss", hash_port, hashed.pid, uncached, connections, expect="detail=policy"
                     )
@@ -165,6 +166,16 @@ class Bench:
                     )  # fmt: skip
             await self.growth(real_port, real.pid)
             self.facts["rss_after_mb"] = rss_mb(real.pid)
+
+    async def streams(self, fix: int, fixed: int, port: int, pid: int, connections: int) -> None:
+        """The stored answer as a stream: the same bytes again, and by the stages, for bytes that were never seen."""
+        same = [body(QUESTION, stream=True)] * self.requests
+        await self.measure(SSE_FLOOR, fix, fixed, same, connections)
+        await self.measure("stream hit", port, pid, same, connections, expect="detail=exact")
+        others = [
+            body(QUESTION, stream=True, metadata={"n": self.draw.getrandbits(60)}) for _ in range(self.requests // 4)
+        ]
+        await self.measure("stream hit, request not seen before", port, pid, others, connections, expect="detail=exact")
 
     def fresh(self) -> list[bytes]:
         """Questions that were never asked, unlike each other."""
@@ -197,8 +208,9 @@ class Bench:
         lines = [f"{'':<38}{'c':>3} " + " ".join(f"{column:>8}" for column in columns)]
         for key in self.loads:
             name, connections = key.split("|")
+            floor = SSE_FLOOR if "stream" in name else "bare server, fixed body"
             bases = [self.ratio(key, f"{base}|{connections}") if len(self.loads[key]) == self.rounds else None
-                     for base in ("bare server, fixed body", "bare reverse proxy")]  # fmt: skip
+                     for base in (floor, "bare reverse proxy")]  # fmt: skip
             ratios = " ".join(f"{b:>8.2f}" if b is not None else f"{'':>8}" for b in bases)
             figures = [self.median(key, f) for f in ("cpu_us", "store_cpu_us", "p50_ms", "p99_ms", "per_second")]
             lines.append(
@@ -210,6 +222,7 @@ class Bench:
         return "\n".join(lines)
 
 
+SSE_FLOOR = "bare server, burst of a stream"
 TOPICS = (
     "rivers",
     "engines",

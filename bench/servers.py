@@ -2,7 +2,8 @@
 
 `python -m bench.servers KIND PORT [UPSTREAM]`
 
-fixed: aiohttp answering a constant body, the floor. proxy: the plainest reverse proxy that aiohttp can be.
+fixed: aiohttp answering a constant body, the floor; where the request has "stream": true, a constant burst of events.
+proxy: the plainest reverse proxy that aiohttp can be.
 upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can.
 """
 
@@ -15,6 +16,8 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from gateway.dialects.openai_answers import is_usage_chunk, split
+
 TEXT = "Open the settings, choose Security, then Reset password; a link comes by mail and holds for an hour. " * 4
 BODY = (
     b'{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"bench","choices":[{"index":0,'
@@ -24,9 +27,18 @@ BODY = (
 
 
 def fixed(port: int) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response(body=BODY, content_type="application/json")
+    events = split("chat.completions", BODY)
+    # What the gateway sends to who did not ask for usage, in one write.
+    burst = b"".join(event.frame() for event in events if not is_usage_chunk(event.data))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if b'"stream": true' not in await request.read():
+            return web.Response(body=BODY, content_type="application/json")
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await out.prepare(request)
+        await out.write(burst)
+        await out.write_eof()
+        return out
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)

@@ -74,18 +74,33 @@ async def drain(body: Body) -> None:
 
 
 class Ready(AsyncIterator[T], Generic[T]):
-    """A stream whose items are all there already; who can do better than one by one takes them with `rest()`."""
+    """A stream whose items are all there already; who can do better than one by one takes them with `rest()`.
 
-    def __init__(self, items: tuple[T, ...]) -> None:
+    `on_close` runs exactly once: when it is closed, or read to its end one by one."""
+
+    def __init__(self, items: tuple[T, ...], on_close: Callable[[], None] | None = None) -> None:
         self._items = items
         self._next = 0
+        self._on_close = on_close
 
     async def __anext__(self) -> T:
         if self._next >= len(self._items):
+            await self.aclose()
             raise StopAsyncIteration
         item = self._items[self._next]
         self._next += 1
         return item
+
+    async def aclose(self) -> None:
+        self._next = len(self._items)
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        """What `rest()` would take."""
+        return self._items[self._next :]
 
     def rest(self) -> tuple[T, ...]:
         items, self._next = self._items[self._next :], len(self._items)

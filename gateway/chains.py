@@ -145,13 +145,14 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         told=parts.comparisons.missed if learns else None,  # a plain threshold has nothing to learn from misses
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
+    render = Render(route.replay, clock)
     if not caching:
-        calls: Sequence[Stage] = [Render()]
+        calls: Sequence[Stage] = [render]
     elif route.semantic is None:
-        calls = [Render(), exact, coalesce, *_lead(route, parts), admit]
+        calls = [render, exact, coalesce, *_lead(route, parts), admit]
     else:
         calls = [
-            Render(),  # outermost: hits, followers and misses alike come out in the form that the client asked for
+            render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             exact,  # the cheapest answer first
             coalesce,  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity

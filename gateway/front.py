@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gateway.bodies import Ready
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.cache.hits import provenance_of
-from gateway.messages import Entry, Request, Response, Verdict, Whole
+from gateway.messages import Entry, EventStream, Request, Response, Verdict, Whole
 from gateway.observer import Observer
 from gateway.ports import Clock, Dialect, NearStore
 from gateway.response_headers import answer_headers
@@ -29,6 +30,9 @@ from gateway.wire import Prebuilt, whole
 
 MAX_KNOWN = 4096  # of some kB each, and what they refer to lies in the front store anyway
 MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
+# Of answers in a form that is not the stored one, which lie here alone: streams, and wholes put together from them.
+MAX_FORMED_BYTES = 32 * 1024 * 1024
+MAX_FORMED = 512 * 1024  # of one of them
 # They differ from request to request and decide nothing.
 TRACING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"baggage", b"x-stainless-retry-count"})
 
@@ -47,6 +51,11 @@ class _Known:
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
+    @property
+    def formed(self) -> int:
+        """Bytes that the store's own copy does not have."""
+        return 0 if self.body is self.entry.payload[0] else len(self.body)
+
 
 class Front:
     """`table` returns the policy in force; it is compared by identity."""
@@ -57,6 +66,7 @@ class Front:
         self._observer = observer
         self._clock = clock
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._formed_bytes = 0
 
     def key(self, http: web.BaseRequest, body: bytes) -> bytes | None:
         """Of a request and its whole body; None where this path does not apply."""
@@ -75,7 +85,7 @@ class Front:
         received = self._clock.monotonic()
         entry = self._store.peek(known.entry.fingerprint)
         if known.table is not self._table() or entry is not known.entry:
-            del self._known[key]
+            self._forget(key)
             return None
         freshness = freshness_of(entry, known.lifetime, NONE, self._clock.wall())
         if not freshness.fresh:
@@ -100,12 +110,16 @@ class Front:
     def learn(self, key: bytes, table: object, request: Request, response: Response) -> None:
         """Remembers a request that has just ended in an exact hit on the stages' path, under the policy `table`."""
         trace, served = request.trace, request.trace.served
-        if served is None or trace.dialect is None or not isinstance(response.body, Whole):
+        if served is None or trace.dialect is None:
             return
         if response.provenance.verdict is not Verdict.EXACT or request.headers.get("cache-control") is not None:
             return
+        body = _bytes_of(response)
+        if body is None:
+            return
         entry, lifetime = served
-        self._known[key] = _Known(
+        self._forget(key)
+        known = self._known[key] = _Known(
             table=table,
             entry=entry,
             lifetime=lifetime,
@@ -114,7 +128,24 @@ class Front:
             tenant=trace.tenant,
             expose_headers=trace.expose_headers,
             headers=response.headers,
-            body=response.body.data,
+            body=body,
         )
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        self._formed_bytes += known.formed
+        while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, key: bytes) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._formed_bytes -= known.formed
+
+
+def _bytes_of(response: Response) -> bytes | None:
+    """What goes over the wire of an answer that is all there: a stream is one burst."""
+    body = response.body
+    if isinstance(body, Whole):
+        return body.data
+    if not isinstance(body, EventStream) or not isinstance(body.events, Ready):
+        return None
+    burst = b"".join(event.frame() for event in body.events.items)
+    return burst if len(burst) <= MAX_FORMED else None

@@ -26,6 +26,8 @@ _BYTES = {
 }  # fmt: skip
 _LARGEST_BYTES = 2**50
 
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)/s", re.ASCII)
+
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", re.ASCII)
 
 
@@ -111,6 +113,17 @@ def parse_size(value: object) -> int:
     return size
 
 
+def parse_rate(value: object) -> float:
+    """A second, in [0.1, 100000]."""
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected a rate such as 50/s, got {show(value)}")
+    rate = float(match[1])
+    if not 0.1 <= rate <= 100_000:
+        raise ValueError(f"expected a rate between 0.1/s and 100000/s, got {show(value)}")
+    return rate
+
+
 def parse_address(value: object) -> Address:
     """`HOST:PORT`, an IPv6 address in brackets."""
     if isinstance(value, Address):
@@ -138,6 +151,9 @@ PositiveShare = Annotated[float, BeforeValidator(parse_positive_share, json_sche
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=str | int)]
 """Bytes, at least 1."""
+
+Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str)]
+"""A second, more than 0."""
 
 Listen = Annotated[Address, PlainValidator(parse_address, json_schema_input_type=str)]
 """Where to listen."""

@@ -103,6 +103,17 @@ def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int, loopba
     assert (address.host, address.port, address.loopback, str(address)) == (host, port, loopback, text)
 
 
+@pytest.mark.parametrize(("text", "rate"), [("50/s", 50.0), ("0.5/s", 0.5), ("100000/s", 1e5)])
+def test_a_rate_is_so_many_a_second(text: str, rate: float) -> None:
+    assert units.parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("value", [50, "50", "50/m", "0/s", "0.01/s", "100001/s", "-1/s", None, True])
+def test_what_is_no_rate_is_told_what_one_looks_like(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a rate "):
+        units.parse_rate(value)
+
+
 @pytest.mark.parametrize("value", [":8080", "host", "host:99999", "host:x", "::1:80", "a b:80", 8080, None])
 def test_what_is_no_address_is_told_what_one_looks_like(value: object) -> None:
     with pytest.raises(ValueError, match=r"^expected HOST:PORT "):
@@ -112,7 +123,14 @@ def test_what_is_no_address_is_told_what_one_looks_like(value: object) -> None:
 @given(
     st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())),
     st.sampled_from(
-        [units.parse_duration, units.parse_share, units.parse_size, units.parse_address, units.parse_positive_share]
+        [
+            units.parse_duration,
+            units.parse_share,
+            units.parse_size,
+            units.parse_address,
+            units.parse_positive_share,
+            units.parse_rate,
+        ]
     ),
 )
 def test_any_value_is_read_or_gets_a_sentence(value: object, parse: object) -> None:

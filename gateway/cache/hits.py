@@ -27,4 +27,6 @@ def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similari
         backend=entry.backend,
         saved_tokens=entry.input_tokens + entry.output_tokens,
         saved_dollars=entry.cost_dollars,
+        output_tokens=entry.output_tokens,
+        upstream_s=entry.upstream_s,
     )

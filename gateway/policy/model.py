@@ -59,6 +59,15 @@ class Semantic:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """How hits are played back."""
+
+    paced: bool = False  # streams at the pace of a model rather than at once
+    rate: float | None = None  # tokens a second; None: the pace at which each answer came
+    fresh_ids: bool = False  # each hit under an id and a time of its own, rather than byte for byte
+
+
+@dataclass(frozen=True, slots=True)
 class OneBackend:
     """Every miss goes to one backend."""
 
@@ -96,6 +105,7 @@ class Route:
     jitter: float = 0.0  # share of a TTL by up to which an entry's own is shorter, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
+    replay: Replay = Replay()
     latency_budget_s: float | None = None
     record: bool = False
     expose_headers: bool = True

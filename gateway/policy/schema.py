@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
-from gateway.units import Duration, PositiveDuration, PositiveShare, Share, parse_share
+from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -88,6 +88,14 @@ class CacheRule(Section):
     jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
     stale_if_error: Duration = 0.0
+    replay: Annotated[Literal["full", "paced"], one_of("full", "paced")] = "full"
+    replay_rate: Rate | None = None  # tokens a second
+    fresh_ids: Switch = False
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
+            yield Problem("replay_rate", "has no meaning at full speed, expected replay: paced beside it")
 
 
 class TargetRule(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.bodies import Guarded
+from gateway.bodies import Guarded, Ready
 from gateway.messages import EventStream, Provenance, Request, Response, Whole
 from gateway.observer import Observer
 from gateway.pipeline import Handler
@@ -31,6 +31,8 @@ class Observe:
         def done() -> None:
             self._over(request, response.status, response.provenance)
 
+        if isinstance(body, EventStream) and isinstance(body.events, Ready):  # still there at once for who writes it
+            return replace(response, body=EventStream(Ready(body.events.rest(), done)))
         if isinstance(body, EventStream):
             return replace(response, body=EventStream(Guarded(body.events, done)))
         return replace(response, body=type(body)(Guarded(body.chunks, done)))

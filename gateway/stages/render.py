@@ -1,15 +1,22 @@
-"""Gives every client the form it asked for: a stream or a whole, whichever the answer came or was stored in."""
+"""Gives every client the form it asked for, stream or whole, whichever the answer came or was stored in; hits as the
+policy wants them played back."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from gateway.bodies import Guarded, Ready, close_body
+from gateway.cache.replay import Sleep, lasts_s, paced
 from gateway.errors import BackendError, Malformed, StreamBroken
-from gateway.messages import Admission, Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Admission, Body, Call, Event, EventStream, Request, Response, Whole
 from gateway.pipeline import Handler
+from gateway.policy.model import Replay
+from gateway.ports import Clock
+from gateway.response_headers import HITS
 
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
@@ -18,11 +25,22 @@ OF_FORM = frozenset({"content-type", "cache-control"})
 
 
 class Render:
+    def __init__(self, rule: Replay, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
+        self._rule = rule
+        self._clock = clock
+        self._sleep = sleep
+
     async def __call__(self, request: Request, forward: Handler) -> Response:
         response = await forward(request)
-        call, body = request.call, response.body
+        call = request.call
         if call is None or response.status != 200:
             return response
+        if response.provenance.verdict not in HITS:
+            return await self._rendered(call, response)
+        return self._replayed(request, call, await self._rendered(call, await _at_hand(response)))
+
+    async def _rendered(self, call: Call, response: Response) -> Response:
+        body = response.body
         if isinstance(body, EventStream):
             return self._shown(call, response, body) if call.stream else await self._collected(call, response, body)
         if isinstance(body, Whole) and call.stream and call.operation != "embeddings":
@@ -46,6 +64,44 @@ class Render:
         finally:
             await close_body(body)
         return _with(response, JSON, Whole(whole))
+
+    def _replayed(self, request: Request, call: Call, response: Response) -> Response:
+        """A hit under an id of its own, or at a pace, where the policy says so. Such an answer is nobody else's."""
+        rule, body = self._rule, response.body
+        if rule.fresh_ids:
+            request.trace.served = None
+            body = _renewed(call, body, secrets.token_hex(12), int(self._clock.wall()))
+        if rule.paced and isinstance(body, EventStream) and isinstance(body.events, Ready):
+            request.trace.served = None
+            events = body.events.rest()
+            left_s = None if request.deadline is None else request.deadline - self._clock.monotonic()
+            duration_s = lasts_s(rule, response.provenance, len(events), left_s)
+            body = EventStream(Guarded(paced(events, duration_s, self._clock, self._sleep)))
+        return response if body is response.body else replace(response, body=body)
+
+
+async def _at_hand(response: Response) -> Response:
+    """A hit whose events are known to be all there, also where it comes by a flight that others share."""
+    body = response.body
+    if not isinstance(body, EventStream) or isinstance(body.events, Ready):
+        return response
+    try:
+        return replace(response, body=EventStream(Ready(tuple([event async for event in body.events]))))
+    except StreamBroken as error:
+        raise BackendError(str(error), retryable=False) from None
+    finally:
+        await close_body(body)
+
+
+def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
+    def renewed(data: bytes) -> bytes:
+        return call.dialect.renewed(call, data, answer_id=answer_id, created=created)
+
+    if isinstance(body, Whole):
+        return Whole(renewed(body.data))
+    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+        return EventStream(Ready(tuple(Event(renewed(event.data), event.name) for event in body.events.rest())))
+    return body
 
 
 def _split(call: Call, body: Whole) -> Ready[Event]:

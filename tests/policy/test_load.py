@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.faults import ConfigInvalid
 from gateway.policy.check import check
 from gateway.policy.load import load_policy, policy_from_text
-from gateway.policy.model import Audit, Policy
+from gateway.policy.model import Audit, Policy, Replay
 
 from .documents import config, rule, text
 
@@ -106,6 +106,22 @@ def test_an_audit_is_a_share_or_a_rule(written: str, meant: Audit) -> None:
     assert policy.warnings == ()
     assert policy.routes[0].semantic is not None
     assert policy.routes[0].semantic.audit == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("", Replay()),
+        (", replay: full", Replay()),
+        (", replay: paced", Replay(paced=True)),
+        (", replay: paced, replay_rate: 50/s", Replay(paced=True, rate=50.0)),
+        (", fresh_ids: on", Replay(fresh_ids=True)),
+    ],
+)
+def test_how_hits_are_played_back(written: str, meant: Replay) -> None:
+    cache = f"    cache: {{exact: {{ttl: 1h}}{written}}}\n"
+    policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
+    assert policy.routes[0].replay == meant
 
 
 @pytest.mark.parametrize(
