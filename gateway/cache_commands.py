@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway.admin_client import CommandFailed, Place, connected, place_of
+from gateway.cache_texts import purge_text, stats_text, warm_text
 from gateway.parts import secret
-from gateway.warming import Plan, Summary, count_prompts, parse_rate, warm
+from gateway.warming import Plan, count_prompts, parse_rate, warm
 
 GOOD, FAULT = 0, 1
 BAR = 30
@@ -97,7 +98,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
             "dollars_saved": report["dollars_saved"],
         }
         if not arguments.json:
-            return _say(_stats_text(figures))
+            return _say(stats_text(figures))
         return _say_json(figures)
 
     return _run(arguments, ask)
@@ -117,7 +118,7 @@ def run_purge(arguments: argparse.Namespace) -> int:
     async def ask(place: Place) -> int:
         async with connected(place) as admin:
             outcome = await admin.post("/admin/cache/purge", body)
-        return _say_json(outcome) if arguments.json else _say(_purge_text(outcome, dry_run=arguments.dry_run))
+        return _say_json(outcome) if arguments.json else _say(purge_text(outcome, dry_run=arguments.dry_run))
 
     return _run(arguments, ask)
 
@@ -206,7 +207,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
         if arguments.json:
             _say_json(summary.as_json())
         else:
-            _say(_warm_text(summary))
+            _say(warm_text(summary))
         return FAULT if summary.failed else GOOD
 
     return _run(arguments, send)
@@ -249,38 +250,6 @@ def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
         "dry_run": arguments.dry_run or None,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _purge_text(outcome: dict[str, Any], *, dry_run: bool) -> str:
-    lines = [
-        f"{sample['fingerprint'][:12]}  {sample['route']}  {sample['tenant']}  {sample['model']}  "
-        f"{sample['age_s']:.0f} s  {','.join(sample['tags']) or '-'}  {sample['question'] or '-'}"
-        for sample in outcome["samples"]
-    ]
-    if outcome["matched"] > len(lines):
-        lines.append(f"... and {outcome['matched'] - len(lines)} more")
-    if dry_run:
-        lines.append(f"{outcome['matched']} would be removed")
-    else:
-        unknown = "" if outcome["durable"] else "; the store does not say that the removal has reached its disk"
-        lines.append(f"{outcome['removed']} removed{unknown}")
-    return "\n".join(lines)
-
-
-def _stats_text(figures: dict[str, Any]) -> str:
-    hit_rate = "-" if figures["hit_rate"] is None else f"{figures['hit_rate']:.1%}"
-    lines = [f"{'':10}{'entries':>12}{'bytes':>16}"]
-    lines += [
-        f"{kind:10}{count:>12.0f}{figures['bytes'].get(kind, 0):>16.0f}"
-        for kind, count in sorted(figures["entries"].items())
-    ]
-    verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
-    return "\n".join([*lines, f"hit rate  {hit_rate} ({verdicts})", f"saved     {figures['tokens_saved']:.0f} tokens"])
-
-
-def _warm_text(summary: Summary) -> str:
-    text = f"{summary.stored} stored, {summary.hits} hits, {summary.not_stored} not stored, {summary.failed} failed"
-    return text if summary.first_failure is None else f"{text} (the first one: {summary.first_failure})"
 
 
 def _say(text: str) -> int:

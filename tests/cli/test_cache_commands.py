@@ -76,6 +76,13 @@ async def test_purge_shows_what_would_go_and_then_removes_it(served: Served, nea
     assert (code, out.splitlines()[-1]) == (0, "2 removed"), "nobody is asked where there is no terminal"
 
 
+async def test_what_clients_wrote_does_not_reach_the_terminal_as_it_is(served: Served, nearhit: Nearhit) -> None:
+    await served.chat("red \x1b[31m alert\nsecond line", model="m\x1b]0;x\x07")
+    _, out, _ = await nearhit("purge", "--all", "--dry-run", admin=served.admin_url)
+    assert out.count("\n") == 2
+    assert "\x1b" not in out
+
+
 async def test_every_option_of_purge_reaches_the_gateway(served: Served, nearhit: Nearhit) -> None:
     await served.chat("how do I reset my password")
     no = [("--tenant", "x"), ("--model", "x"), ("--older-than", "1d"), ("--fingerprint", "0" * 64), ("--route", "x")]
