@@ -74,6 +74,12 @@ class Admission(StrEnum):
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"
     TOO_LARGE = "too-large"
+    TEMPERATURE = "temperature"  # this and what follows: the policy's `admit`
+    ROLE = "role"
+    TOO_SHORT = "too-short"
+    TOO_LONG = "too-long"
+    TOO_CHEAP = "too-cheap"
+    RARE = "rare"  # not asked often enough lately
     MALFORMED = "malformed"
     PURGED = "purged"  # a removal that came while it was fetched means it
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
+from gateway.cache.admission import judged, unasked
+from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.errors import StoreUnavailable
 from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Vector, Verdict, Whole
@@ -46,6 +48,7 @@ class Admit:
         max_entry: int,
         prices: Mapping[str, Price],
         unstorable: Unstorable,
+        frequency: Frequency,
         told: Callable[[Request, Entry], None] | None = None,
     ) -> None:
         self._store = store
@@ -53,9 +56,11 @@ class Admit:
         self._clock = clock
         self._telemetry = telemetry
         self._route = route
-        self._max_entry = max_entry
+        self._rules = route.admission
+        self._max_entry = min(max_entry, route.admission.max_size or max_entry)
         self._prices = prices
         self._unstorable = unstorable
+        self._frequency = frequency
         self._told = told
         self._lifetime_s = longest_lifetime_s(route)
 
@@ -71,6 +76,8 @@ class Admit:
         if forbids_storing(response.headers):
             self._refuse(request, Admission.NO_STORE)
             return response
+        if not self._asked_for(request, call):
+            return response
         body = response.body
         if isinstance(body, Whole):
             stored = await self._admit(request, call, response, (body.data,), asked, streamed=False)
@@ -80,6 +87,19 @@ class Admit:
             return _marked(replace(response, body=EventStream(events)))
         self._refuse(request, Admission.TOO_LARGE)
         return response
+
+    def _asked_for(self, request: Request, call: Call) -> bool:
+        """Whether the policy wants an answer to this request at all, and to a question that is asked this often."""
+        reason = unasked(self._rules, call)
+        if reason is not None:
+            self._refuse(request, reason)
+            return False
+        if self._rules.after == 1 or request.directives.no_cache:  # which asks for the answer to be replaced
+            return True
+        often = self._frequency.add(request.fingerprint) >= self._rules.after
+        if not often:
+            self._count(Admission.RARE)  # the next one may be stored: nothing to tell `unstorable`
+        return often
 
     async def _recorded(
         self, request: Request, call: Call, response: Response, body: EventStream, asked: float
@@ -110,7 +130,7 @@ class Admit:
         streamed: bool,
     ) -> bool:
         inspection = call.dialect.inspect(call, payload, streamed)
-        admission = inspection.admission
+        admission = judged(self._rules, inspection, self._cost(response, inspection))
         if admission is Admission.STORED and sum(map(len, payload)) > self._max_entry:
             admission = Admission.TOO_LARGE
         if admission is not Admission.STORED:
@@ -152,13 +172,17 @@ class Admit:
             backend=response.provenance.backend or "",
             input_tokens=inspection.input_tokens,
             output_tokens=inspection.output_tokens,
-            cost_dollars=price.of(inspection.input_tokens, inspection.output_tokens),
+            cost_dollars=self._cost(response, inspection),
             upstream_s=self._clock.monotonic() - asked,
             tags=tags_of(  # the backend's first: within their bound a client cannot push them out
                 *(value for name, value in response.headers if name.lower() == "cache-tag"),
                 request.headers.get("cache-tag"),
             ),
         )
+
+    def _cost(self, response: Response, inspection: Inspection) -> float:
+        price = self._prices.get(response.provenance.backend or "", Price())
+        return price.of(inspection.input_tokens, inspection.output_tokens)
 
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""

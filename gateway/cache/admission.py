@@ -1,0 +1,38 @@
+"""Whether a route's policy lets an answer be stored. Pure."""
+
+from __future__ import annotations
+
+from gateway.messages import Admission, Call
+from gateway.policy.model import AdmissionRules
+from gateway.ports import Inspection
+
+DEFAULT_TEMPERATURE = 1.0  # of the protocols, where a request names none
+
+
+def unasked(rules: AdmissionRules, call: Call) -> Admission | None:
+    """Why no answer to this call is stored, whatever it is; None where it depends on the answer."""
+    if rules.max_temperature is not None:
+        given = call.body.get("temperature")
+        if (DEFAULT_TEMPERATURE if given is None else given) > rules.max_temperature:
+            return Admission.TEMPERATURE
+    if rules.roles is not None:
+        messages = call.body.get("messages")
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict) and message.get("role") not in rules.roles:
+                return Admission.ROLE
+    return None
+
+
+def judged(rules: AdmissionRules, inspection: Inspection, dollars: float) -> Admission:
+    """Of an answer that is there. `dollars`: what the call cost. Bounds on tokens are not held against an answer that
+    does not tell its own."""
+    if inspection.admission is not Admission.STORED and not (inspection.admission is Admission.TOOLS and rules.tools):
+        return inspection.admission
+    tokens = inspection.output_tokens
+    if rules.min_tokens is not None and 0 < tokens < rules.min_tokens:
+        return Admission.TOO_SHORT
+    if rules.max_tokens is not None and tokens > rules.max_tokens:
+        return Admission.TOO_LONG
+    if rules.min_cost is not None and dollars < rules.min_cost:
+        return Admission.TOO_CHEAP
+    return Admission.STORED
