@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Generic, TypeVar
 
-from gateway.messages import Body, ByteStream, EventStream
+from gateway.messages import Body, ByteStream, EventStream, Response, Whole
 
 T = TypeVar("T")
 
@@ -61,6 +62,17 @@ async def close_body(body: Body) -> None:
         await close_stream(body.events)
     elif isinstance(body, ByteStream):
         await close_stream(body.chunks)
+
+
+def with_end(response: Response, over: Callable[[], None]) -> Response:
+    """Calls `over` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
+    body = response.body
+    if isinstance(body, Whole) or response.status != 200:
+        over()
+        return response
+    if isinstance(body, EventStream):
+        return replace(response, body=EventStream(Guarded(body.events, over)))
+    return replace(response, body=ByteStream(Guarded(body.chunks, over)))
 
 
 async def drain(body: Body) -> None:

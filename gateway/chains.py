@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.adapters.front_store import FrontStore
+from gateway.aloft import Aloft
 from gateway.audits import Audits
 from gateway.background import Background
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.frequency import Frequency
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
@@ -28,6 +28,7 @@ from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
 from gateway.ports import Clock, Embedder, VectorIndex, Verifier
 from gateway.stages.admit import Admit, Price
+from gateway.stages.alike import Alike
 from gateway.stages.audit import Audit
 from gateway.stages.coalesce import Coalesce
 from gateway.stages.dispatch import Dispatch, Lane
@@ -56,6 +57,7 @@ class Parts:
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
+    aloft: Aloft
     leasing: Leasing | None  # None: no other gateway is on this store
     hardness: Vector | None
     clock: Clock
@@ -67,7 +69,6 @@ class Parts:
     audits: Audits
     learning: Learning
     background: Background
-    frequency: Frequency = field(default_factory=Frequency)
 
 
 async def build_parts(
@@ -111,6 +112,7 @@ async def build_parts(
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
+        aloft=Aloft(),
         leasing=leasing,
         hardness=await hardness_of(config, embedder),
         clock=clock,
@@ -144,7 +146,6 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         max_entry=parts.max_entry,
         prices=parts.prices,
         unstorable=parts.unstorable,
-        frequency=parts.frequency,
         told=parts.comparisons.missed if learns else None,  # a plain threshold has nothing to learn from misses
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
@@ -154,24 +155,26 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     elif route.semantic is None:
         calls = [render, exact, coalesce, *_lead(route, parts), admit]
     else:
+        lookup = SemanticLookup(
+            parts.index,
+            parts.store,
+            parts.embedder,
+            parts.verifier,
+            parts.controls,
+            clock,
+            telemetry,
+            route.semantic,
+            route.jitter,
+            parts.memory,
+        )
         calls = [
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             exact,  # the cheapest answer first
             coalesce,  # before anything that costs: a crowd pays for it once
             Embed(parts.embedder),  # once, for the lookup, the index and the complexity
             *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
-            SemanticLookup(  # outside `Admit`: what it answers is never stored again
-                parts.index,
-                parts.store,
-                parts.embedder,
-                parts.verifier,
-                parts.controls,
-                clock,
-                telemetry,
-                route.semantic,
-                route.jitter,
-                parts.memory,
-            ),
+            lookup,  # outside `Admit`: what it answers is never stored again
+            *_alike(route.semantic, lookup, parts),
             *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
             admit,  # inside the flight, so that who comes after it finds the answer
         ]
@@ -180,6 +183,12 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
         others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
     )
+
+
+def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:
+    if not rule.coalesce:
+        return []
+    return [Alike(lookup, parts.aloft, parts.unstorable, parts.clock, parts.telemetry)]
 
 
 def _lead(route: Route, parts: Parts) -> Sequence[Stage]:

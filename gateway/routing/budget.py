@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import BadRequest
+from gateway.messages import Request
 
 MAX_MS = 3_600_000.0
+# What a client that does not say how long it can wait is kept waiting for a call of somebody else.
+MAX_WAIT_S = 60.0
+# Of the time that is left to a request it waits so much: the rest is for a call of its own.
+SHARE_OF_BUDGET = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +44,10 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
     if not 0 < milliseconds <= MAX_MS:  # NaN fails this too
         raise BadRequest(f"the header {name} is no duration: expected milliseconds from 1 to {MAX_MS:.0f}")
     return milliseconds / 1e3
+
+
+def patience_s(request: Request, now: float) -> float:
+    """How long a request may wait for somebody else's call. `now`: monotonic clock."""
+    due = [deadline for deadline in (request.deadline, request.ttft_deadline) if deadline is not None]
+    left = min(due, default=float("inf")) - now
+    return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * left))

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.bodies import Guarded
+from gateway.bodies import with_end
 from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import StoreUnavailable
 from gateway.leasing import Leasing
-from gateway.messages import Bypass, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.messages import Bypass, Provenance, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
+from gateway.routing.budget import patience_s
 from gateway.telemetry import Telemetry
 from gateway.unstorable import Unstorable
 
-# What a client that does not say how long it can wait is kept waiting for another gateway's answer.
-MAX_WAIT_S = 60.0
-# Of the time that is left to a request it waits so much: the rest is for a call of its own.
-SHARE_OF_BUDGET = 0.5
 # A holder may die; if the next one ends without an answer too, waiting for a third would only line up the others.
 MAX_HOLDERS = 2
 
@@ -66,7 +63,7 @@ class Lead:
         """The answer of another gateway's flight; or the token of this one's lease, 0 where it flies without."""
         name = request.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
-        until = self._clock.monotonic() + self._patience_s(request)
+        until = self._clock.monotonic() + patience_s(request, self._clock.monotonic())
         while True:
             with request.trace.span("lease"):
                 claim = await self._leasing.claim(name, since)
@@ -90,11 +87,6 @@ class Lead:
                 if not await self._leasing.over(name, claim.holder, until - self._clock.monotonic()):
                     self._telemetry.crowds.add("in-vain")
                     return 0
-
-    def _patience_s(self, request: Request) -> float:
-        due = [deadline for deadline in (request.deadline, request.ttft_deadline) if deadline is not None]
-        left = min(due, default=float("inf")) - self._clock.monotonic()
-        return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * left))
 
     async def _landed(self, request: Request, *, waited: bool) -> Response | None:
         """What another gateway has stored, if it may be served; in process there may still be an older one."""
@@ -125,10 +117,4 @@ class Lead:
         except BaseException:
             over()
             raise
-        body = response.body
-        if isinstance(body, Whole) or response.status != 200:  # no error is worth waiting for
-            over()
-            return response
-        if isinstance(body, EventStream):
-            return replace(response, body=EventStream(Guarded(body.events, over)))
-        return replace(response, body=type(body)(Guarded(body.chunks, over)))
+        return with_end(response, over)  # an error's at once: it is not worth waiting for

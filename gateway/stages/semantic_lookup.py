@@ -4,11 +4,15 @@ own threshold."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from gateway.aloft import Question
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import relation_of
-from gateway.cache.freshness import Freshness, Lifetime, freshness_of
+from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.cache.judged import VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
@@ -55,19 +59,41 @@ class SemanticLookup:
         self._floor = verifier.floor if plain is None else plain
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
+        hit = await self.stored(request)
+        return await forward(request) if hit is None else hit
+
+    async def stored(self, request: Request) -> Response | None:
+        """The answer to the same question in other words; None where there is none that may be served."""
         call, embedding = request.call, request.embedding
         if call is None or embedding is None or embedding.partial or request.directives.no_cache or not request.scope:
-            return await forward(request)
+            return None
         try:
             hit = await self._find(request, call, embedding)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             LOG.warning("lookup failed", extra={"fields": {"id": request.id, "error": str(error)}})
-            hit = None
+            return None
         if hit is None:
-            return await forward(request)
+            return None
         served, freshness = hit
         return answer_from(served.entry, freshness, Verdict.SEMANTIC, served.similarity)
+
+    async def alike(self, request: Request, aloft: Sequence[Question]) -> Question | None:
+        """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
+        call, embedding = request.call, request.embedding
+        if call is None or embedding is None or not aloft:
+            return None
+        similarities = np.clip(np.stack([each.vector for each in aloft]) @ embedding.vector, 0.0, 1.0)
+        nearest = [int(at) for at in np.argsort(-similarities)[:MAX_CANDIDATES] if similarities[at] >= self._floor]
+        if not nearest:
+            return None
+        found = [
+            (aloft[at].entry, Neighbour(aloft[at].entry.fingerprint, float(similarities[at])), EXPIRED)
+            for at in nearest
+        ]
+        with request.trace.span("verify"):
+            chosen = await self._judge(request, call, embedding, found)
+        return next((aloft[at] for at in nearest if aloft[at].entry is chosen.entry and chosen.reason is None), None)
 
     async def _find(self, request: Request, call: Call, embedding: Embedding) -> tuple[Judged, Freshness] | None:
         with request.trace.span("search"):

@@ -1,0 +1,81 @@
+"""The questions in flight, so that who asks one of them in other words can wait for its answer. Bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.messages import Entry, Request, Vector
+
+# Looked through by a matrix product: 20 us for so many of 384 dimensions. Beyond, questions fly unseen.
+MAX_IN_SCOPE = 64
+MAX_SCOPES = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """`entry` is what will be stored, but for its answer; `landed` is done once the flight is over, either way."""
+
+    entry: Entry
+    vector: Vector
+    landed: asyncio.Future[None]
+
+
+class Aloft:
+    """To be used from one event loop."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, list[Question]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._scopes.values()))
+
+    def within(self, scope: str) -> Sequence[Question]:
+        """Those that may be waited for; those of other scopes are nobody's business."""
+        return tuple(self._scopes.get(scope, ()))
+
+    def add(self, request: Request, vector: Vector) -> Question | None:
+        """None where there are too many already."""
+        if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
+            return None
+        questions = self._scopes.setdefault(request.scope, [])
+        if len(questions) >= MAX_IN_SCOPE:
+            return None
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        question = Question(_to_come(request), vector, landed)
+        questions.append(question)
+        return question
+
+    def land(self, question: Question) -> None:
+        """To be called once, when its answer has been stored or never will be."""
+        questions = self._scopes[question.entry.scope]
+        questions.remove(question)
+        if not questions:
+            del self._scopes[question.entry.scope]
+        question.landed.set_result(None)
+
+
+def _to_come(request: Request) -> Entry:
+    call = request.call
+    assert call is not None  # what has been embedded has a question
+    return Entry(
+        fingerprint=request.fingerprint,
+        scope=request.scope,
+        tenant=request.tenant,
+        route=request.route,
+        model=call.model,
+        operation=call.operation,
+        dialect=call.dialect.name,
+        question=call.question,
+        streamed=False,
+        payload=(),
+        content_type="",
+        created=0.0,
+        expires=0.0,
+        backend="",
+        input_tokens=0,
+        output_tokens=0,
+        cost_dollars=0.0,
+        upstream_s=0.0,
+    )
