@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.adapters.front_store import FrontStore
 from gateway.aloft import Aloft
@@ -12,6 +12,7 @@ from gateway.audits import Audits
 from gateway.background import Background
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.frequency import Frequency
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
@@ -69,6 +70,7 @@ class Parts:
     audits: Audits
     learning: Learning
     background: Background
+    frequency: Frequency = field(default_factory=Frequency)
 
 
 async def build_parts(
@@ -146,6 +148,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         max_entry=parts.max_entry,
         prices=parts.prices,
         unstorable=parts.unstorable,
+        frequency=parts.frequency,
         told=parts.comparisons.missed if learns else None,  # a plain threshold has nothing to learn from misses
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)

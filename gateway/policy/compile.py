@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.faults import Fault
-from gateway.policy.model import Audit, Match, OneBackend, Replay, Route, Semantic, Tiers, pattern
+from gateway.policy.model import AdmissionRules, Audit, Match, OneBackend, Replay, Route, Semantic, Tiers, pattern
 from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.ports import Acceptance
 from gateway.yaml_source import Source
@@ -42,6 +42,7 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
+        admission=AdmissionRules(**dict(cache.admit)),
         replay=Replay(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         record=rule.record,

@@ -60,6 +60,20 @@ class Semantic:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """Which complete and successful answers are stored; None: no bound."""
+
+    max_temperature: float | None = None  # of the request, in [0, 2]
+    tools: bool = False  # whether answers that call tools are
+    min_tokens: int | None = None  # of the answer
+    max_tokens: int | None = None
+    max_size: int | None = None  # bytes
+    min_cost: float | None = None  # US dollars that the call cost
+    roles: tuple[str, ...] | None = None  # that the messages of the request may have
+    after: int = 1  # how often the question must have been asked lately
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """How hits are played back."""
 
@@ -106,6 +120,7 @@ class Route:
     jitter: float = 0.0  # share of a TTL by up to which an entry's own is shorter, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
+    admission: AdmissionRules = AdmissionRules()
     replay: Replay = Replay()
     latency_budget_s: float | None = None
     record: bool = False

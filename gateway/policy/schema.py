@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
-from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, parse_share
+from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -80,6 +80,25 @@ def _or_off(example: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+class AdmitRule(Section):
+    """Which answers are stored."""
+
+    max_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    tools: Switch = False
+    min_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_size: Size | None = None
+    min_cost: Annotated[float, Field(gt=0)] | None = None  # US dollars
+    roles: Annotated[tuple[Text, ...] | None, Field(strict=False)] = None
+    after: Annotated[int, Field(ge=1, le=100)] = 1
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        low, high = given.get("min_tokens"), given.get("max_tokens")
+        if isinstance(low, int) and isinstance(high, int) and low > high:
+            yield Problem("min_tokens", f"no answer has at least {low} and at most {high} tokens")
+
+
 class CacheRule(Section):
     """What may be served again, to whom, and how old."""
 
@@ -89,6 +108,7 @@ class CacheRule(Section):
     jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
     stale_if_error: Duration = 0.0
+    admit: AdmitRule = Field(default_factory=AdmitRule)
     replay: Annotated[Literal["full", "paced"], one_of("full", "paced")] = "full"
     replay_rate: Rate | None = None  # tokens a second
     fresh_ids: Switch = False
