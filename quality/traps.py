@@ -53,10 +53,11 @@ async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder,
     """As the gateway decides where this one question is stored and nothing was learnt near it."""
     found = []
     for trap in traps:
-        stored, asked = (await embedder.embed(trap.stored)).vector, (await embedder.embed(trap.asked)).vector
+        embedded, by = await embedder.embed(trap.stored), await embedder.embed(trap.asked)
+        stored, asked = embedded.vector, by.vector
         similarity = min(1.0, max(0.0, float(stored @ asked)))
-        if similarity < floor:
-            found.append(False)
+        if similarity < floor or embedded.partial or by.partial:
+            found.append(False)  # not looked up, or not worth reading
             continue
         judged = await decision.judge(trap.asked, asked, [(Stored("", trap.stored), similarity)])
         found.append(judged.reason is None)
