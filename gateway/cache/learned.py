@@ -93,8 +93,9 @@ class LearnedVerifier:
         asked = Text(question)
         stored = [Text(candidate.question) for candidate in candidates]
         margins, _ = self.scores(asked, stored, [candidate.similarity for candidate in candidates])
+        mine = lexical.read(question[:LONGEST])
         return [
-            replace(self.opinion(margin), veto=_payload(question, other.text), doubt=_doubt(question, other.text))
+            _named(self.opinion(margin), mine, lexical.read(other.text[:LONGEST]))
             for other, margin in zip(stored, margins, strict=True)
         ]
 
@@ -151,15 +152,11 @@ def _certain(asked: str, stored: Sequence[Text], sure: FloatArray) -> FloatArray
     return sure
 
 
-def _payload(asked: str, stored: str) -> Refusal | None:
-    """A rule beside the trees: they were not shown instructions around varying content."""
-    differ = lexical.other_payload(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
-    return Refusal.PAYLOAD if differ else None
-
-
-def _doubt(asked: str, stored: str) -> Refusal | None:
-    """What a rule names as different: the reason to show where the score does not suffice."""
-    return lexical.difference(lexical.read(asked[:LONGEST]), lexical.read(stored[:LONGEST]))
+def _named(opinion: Opinion, asked: lexical.Lexical, stored: lexical.Lexical) -> Opinion:
+    """With what rules say beside the trees, which were not shown instructions around varying content: another payload is
+    a veto, any other difference the reason to show where the score does not suffice."""
+    payload = Refusal.PAYLOAD if lexical.other_payload(asked, stored) else None
+    return replace(opinion, veto=payload, doubt=payload or lexical.difference(asked, stored))
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:

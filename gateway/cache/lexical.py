@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.cache.payload import plain, quoted_in, transforms
 from gateway.messages import Refusal
@@ -69,6 +70,7 @@ class Lexical:
     plain: str  # the whole text, lower-cased, with single spaces
 
 
+@lru_cache(maxsize=1024)
 def read(text: str) -> Lexical:
     starters = {match.start(1) for match in _SENTENCE_STARTERS.finditer(text)}
     matches = list(_WORD.finditer(text))
