@@ -178,6 +178,18 @@ async def test_an_answer_that_grows_too_large_is_not_waited_for_to_its_end(upstr
         assert admitted == {("default", "too-large"): 2.0}
 
 
+async def test_who_asks_alone_and_leaves_ends_its_own_call_and_no_other(served: Served, upstream: Upstream) -> None:
+    incomplete(upstream)
+    await served.chat("hi")
+    upstream.gate.clear()
+    leaves, stays = (asyncio.create_task(served.chat("hi")) for _ in range(2))
+    await until(lambda: len(upstream.calls) == 3)
+    leaves.cancel()
+    await until(lambda: upstream.cancelled == 1)
+    upstream.gate.set()
+    assert (await stays).text == "half"
+
+
 async def test_what_the_backend_wants_not_stored_is_not(served: Served, upstream: Upstream) -> None:
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(completion(call, "secret"), headers={"Cache-Control": "Private, No-Store"})

@@ -8,9 +8,10 @@ import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -32,14 +33,18 @@ async def fleet(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Fleet]:
     """Starts gateways on one store."""
     async with AsyncExitStack() as stack:
 
-        async def start(store: OutsideServer, size: int = 3, limit: str = "5s") -> list[Process]:
-            async def one(folder: Path) -> Process:
+        async def start(
+            store: OutsideServer, size: int = 3, limit: str = "5s", first_by: str | None = None
+        ) -> list[Process]:
+            async def one(i: int) -> Process:
+                folder = tmp_path / f"gateway-{i}"
                 folder.mkdir()
+                url = first_by if first_by is not None and i == 0 else store.url
                 backends = {"main": {"adapter": "openai", "url": upstream.url}}
-                config = write_config(folder, backends, store={"url": store.url, "timeout": limit})
+                config = write_config(folder, backends, store={"url": url, "timeout": limit})
                 return await stack.enter_async_context(served_by_process(config))
 
-            return list(await asyncio.gather(*(one(tmp_path / f"gateway-{i}") for i in range(size))))
+            return list(await asyncio.gather(*map(one, range(size))))
 
         yield start
 
@@ -281,6 +286,55 @@ async def test_who_has_a_deadline_waits_no_longer_than_half_of_it(
     upstream.gate.set()
     assert (await hurried).status == (await leader).status == 200
     assert (await outcomes(there))["in-vain"] == 1
+
+
+class Wire:
+    """A way to the store that can be cut: what comes then is swallowed, and nobody is told."""
+
+    def __init__(self, store: OutsideServer) -> None:
+        self._store = urlsplit(store.url)
+        self._open: list[asyncio.StreamWriter] = []
+        self.cut = False
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other, onward = await asyncio.open_connection(self._store.hostname, self._store.port)
+        self._open += [writer, onward]
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, onward), self._pass(other, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65536):
+            if not self.cut:
+                writer.write(piece)
+        writer.close()
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield self._store._replace(netloc=f":{self._store.password}@127.0.0.1:{port}").geturl()
+        finally:
+            server.close()
+            for writer in self._open:
+                writer.close()
+
+
+async def test_a_leader_that_is_cut_off_from_the_store_costs_one_more_call(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream
+) -> None:
+    wire = Wire(store)
+    async with wire.served() as url:
+        processes = await fleet(store, limit="250ms", first_by=url)
+        crowds = await led_by_first(store, processes, upstream, each=5)
+        wire.cut = True
+        await until(lambda: len(upstream.calls) == 2, timeout_s=20)
+        upstream.gate.set()
+        answers = [await task for crowd in crowds for task in crowd]
+        assert {words_of(answer) for answer in answers} == {"upstream answers: hi"}
+        elsewhere = Counter([(await task).cache_status for crowd in crowds[1:] for task in crowd])
+        assert elsewhere == {STORED: 1, SHARED: 9}
+        assert len(upstream.calls) == 2
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])

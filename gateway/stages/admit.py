@@ -195,7 +195,8 @@ class Admit:
         try:
             with request.trace.span("store"):
                 if not await self._store.put(entry, vector, request.lease):
-                    self._telemetry.crowds.add("superseded")
+                    if request.lease:
+                        self._telemetry.crowds.add("superseded")
                     return False
                 if vector is not None:
                     await self._index.add(entry.fingerprint, entry.scope, vector)

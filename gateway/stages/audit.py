@@ -9,7 +9,7 @@ from gateway.policy.model import Audit as Rule
 
 
 class Audit:
-    """Stands just outside `Admit`: what an audit fetches is stored like the answer of any miss. Outside of both nobody
+    """Stands outside `Admit`: what an audit fetches is stored like the answer of any miss. Outside of both nobody
     hears of it: it is no client's request, and part of no flight."""
 
     def __init__(self, audits: Audits, rule: Rule) -> None:
