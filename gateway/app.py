@@ -80,7 +80,7 @@ class Gateway:
             self.removal,
         )
         self._table = self._build(policy)
-        self._observer = Observer(parts.telemetry, parts.clock, access_log)
+        self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.controls, parts.clock)
@@ -228,7 +228,7 @@ async def running(
         gateway.policy_reloaded(policy, ())
         await gateway.removal.refresh()  # before anything of the store is served
         jobs = [gateway.recovery.run(), gateway.removal.follow(), gateway.keep_history()]
-        jobs += [parts.comparisons.run(), parts.learning.run()]
+        jobs += [parts.comparisons.run(), parts.learning.run(), parts.evictions.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())
         if parts.leasing is not None:

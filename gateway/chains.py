@@ -18,12 +18,13 @@ from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
 from gateway.comparisons import Comparisons
 from gateway.config import Config
+from gateway.evictions import Evictions, evictions_of
 from gateway.flight import Flight
 from gateway.judge import Judge
 from gateway.labels import Labels
 from gateway.learning import Learning
 from gateway.leasing import Leasing
-from gateway.messages import Bypass, Vector
+from gateway.messages import Bypass, Entry, Request, Vector
 from gateway.parts import Stores, build_backends, build_verifier, hardness_of
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
@@ -70,6 +71,7 @@ class Parts:
     audits: Audits
     learning: Learning
     background: Background
+    evictions: Evictions
     frequency: Frequency = field(default_factory=Frequency)
 
 
@@ -126,6 +128,7 @@ async def build_parts(
         audits=audits,
         learning=learning,
         background=background,
+        evictions=evictions_of(config, stores, index, telemetry, clock),
     )
 
 
@@ -149,7 +152,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         prices=parts.prices,
         unstorable=parts.unstorable,
         frequency=parts.frequency,
-        told=parts.comparisons.missed if learns else None,  # a plain threshold has nothing to learn from misses
+        told=_told(parts, learns=learns),
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
     render = Render(route.replay, clock)
@@ -210,6 +213,15 @@ def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
             exact=exact,
         )
     ]
+
+
+def _told(parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
+    def told(request: Request, entry: Entry) -> None:
+        parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
+        if learns:  # a plain threshold has nothing to learn from misses
+            parts.comparisons.missed(request, entry)
+
+    return told
 
 
 def _audit(rule: Semantic, parts: Parts) -> Sequence[Stage]:

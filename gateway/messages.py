@@ -151,6 +151,7 @@ class Provenance:
     stored: bool = False  # the answer is, or at its end will be, stored
     saved_tokens: int = 0  # output and input tokens that a hit did not cost
     saved_dollars: float = 0.0
+    fingerprint: str = ""  # hits: of the stored answer
     output_tokens: int = 0  # hits: of the stored answer; 0 where it does not tell
     upstream_s: float = 0.0  # hits: how long the stored answer took to come
 

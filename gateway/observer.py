@@ -3,6 +3,8 @@ come by, the stages and the front."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.access_log import AccessLog, access_fields
 from gateway.messages import Provenance, Verdict
 from gateway.ports import Clock
@@ -11,7 +13,12 @@ from gateway.trace import Trace
 
 
 class Observer:
-    def __init__(self, telemetry: Telemetry, clock: Clock, access_log: AccessLog | None) -> None:
+    """`used` is told the fingerprint of every hit."""
+
+    def __init__(
+        self, telemetry: Telemetry, clock: Clock, access_log: AccessLog | None, used: Callable[[str], None]
+    ) -> None:
+        self._used = used
         self._telemetry = telemetry
         self._clock = clock
         self._access_log = access_log
@@ -42,6 +49,8 @@ class Observer:
         telemetry.request_seconds.observe(seconds, trace.route, verdict)
         for stage, spent in trace.spans.items():
             telemetry.stage_seconds.observe(spent, stage)
+        if provenance is not None and provenance.fingerprint:
+            self._used(provenance.fingerprint)
         if provenance is not None and provenance.saved_tokens:
             telemetry.tokens_saved.add(trace.route, amount=provenance.saved_tokens)
             telemetry.cost_saved.add(trace.route, amount=provenance.saved_dollars)

@@ -80,6 +80,23 @@ class StoreStats:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What the store says of an entry that it lists."""
+
+    fingerprint: str
+    size: int  # bytes of record and vector; 0: it is gone, and no longer listed
+    worth: float  # US dollars that a hit saves
+    expired: bool  # where it is gone: because its time was over
+
+
+class WeighedStore(Protocol):
+    """Raises `StoreUnavailable`."""
+
+    def weights(self) -> AsyncIterator[Sequence[Weight]]:
+        """Of all entries, in pages of bounded size, in no order. What is listed and gone is listed no longer."""
+
+
 class ResponseStore(Protocol):
     """The source of truth. Every method raises `StoreUnavailable` when the store does not answer in time."""
 

@@ -159,6 +159,9 @@ class Telemetry(Collector):
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
+        self.evictions = Counter(
+            "nearhit_evictions_total", "Stored answers that made room for others, by what bound was met", ("reason",)
+        )
         self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
         self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())

@@ -16,6 +16,7 @@ import numpy as np
 from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
 from gateway.errors import StoreUnavailable
@@ -83,6 +84,7 @@ class RedisStore:
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         fields: dict[str, Any] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
+        fields["worth"] = repr(worth_of(entry))
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
         key = entry_key(entry.fingerprint)

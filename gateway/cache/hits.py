@@ -28,5 +28,6 @@ def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similari
         saved_tokens=entry.input_tokens + entry.output_tokens,
         saved_dollars=entry.cost_dollars,
         output_tokens=entry.output_tokens,
+        fingerprint=entry.fingerprint,
         upstream_s=entry.upstream_s,
     )

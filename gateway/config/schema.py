@@ -38,6 +38,8 @@ class Store(Section):
     timeout: PositiveDuration = 0.25
     front_size: Size = 64 * 2**20  # answers kept in process, in front of the store
     max_entry: Size = 2**20  # a larger answer is not stored
+    max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+    max_bytes: Size | None = None  # of records and vectors; None: three quarters of the embedded server's memory
     max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
 
