@@ -154,7 +154,6 @@ class Admit:
         streamed: bool,
     ) -> Entry:
         now = self._clock.wall()
-        price = self._prices.get(response.provenance.backend or "", Price())
         return Entry(
             fingerprint=request.fingerprint,
             scope=request.scope,
