@@ -87,5 +87,9 @@ class StoreUnavailable(Exception):
     """The store did not answer in time, or not at all. Requests go on as misses."""
 
 
+class IndexUnavailable(StoreUnavailable):
+    """The vector index failed or did not answer in time. Who can do without the store can do without it."""
+
+
 class EmbedderUnavailable(Exception):
     """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""

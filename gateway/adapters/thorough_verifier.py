@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.cache.learned import LearnedVerifier
 from gateway.ports import Candidate, Opinion, PriorBands
 
+LOG = logging.getLogger("nearhit.semantic")
 # Of the trees' doubt this share stays, and a sure refusal of the cross-encoder costs that much similarity. Chosen on
 # the calibration split of the development pairs (hit at a false-positive rate of 5 %: 35 % with the trees alone, 41 %)
 # and held to streams of intents: banking77 serves 25.6 % instead of 23.5 % at a promise of 1 %, with fewer errors.
@@ -43,6 +45,9 @@ class ThoroughVerifier:
             (logit,) = await asyncio.get_running_loop().run_in_executor(
                 self._owner, self._cross_encoder.score, question, [candidate.question]
             )
+        except Exception as error:  # the first opinion stands; the type alone: a message may quote the prompt
+            LOG.error("the cross-encoder failed: %s", type(error).__name__)
+            return None
         finally:
             self._waiting -= 1
         doubt = 1.0 / (1.0 + math.exp(min(logit, 500.0)))

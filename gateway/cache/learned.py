@@ -153,8 +153,8 @@ def _certain(asked: str, stored: Sequence[Text], sure: FloatArray) -> FloatArray
 
 
 def _named(opinion: Opinion, asked: lexical.Lexical, stored: lexical.Lexical) -> Opinion:
-    """With what rules say beside the trees, which were not shown instructions around varying content: another payload is
-    a veto, any other difference the reason to show where the score does not suffice."""
+    """With what rules say beside the trees, which were not shown instructions around varying content: another payload
+    is a veto, any other difference the reason to show where the score does not suffice."""
     payload = Refusal.PAYLOAD if lexical.other_payload(asked, stored) else None
     return replace(opinion, veto=payload, doubt=payload or lexical.difference(asked, stored))
 

@@ -1,0 +1,78 @@
+"""The vector index failing or hanging under a gateway: misses, never a failed request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.adapters.faiss_index import FaissIndex
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.upstream import Upstream
+
+POLICY = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.5}}
+    route: {backend: main}
+"""
+STORED, ASKED, OTHER = (f"alpha beta gamma delta {last}" for last in ("epsilon", "zeta", "eta"))
+
+
+@pytest.fixture
+async def served(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, POLICY) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def index(served: Served) -> FaissIndex:
+    found = served.gateway.parts.index
+    assert isinstance(found, FaissIndex)
+    return found
+
+
+async def test_an_index_that_fails_makes_misses_and_exact_hits_go_on(
+    served: Served, index: FaissIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.chat(STORED)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("Error in virtual void faiss::search")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(index._contents), "search", broken)
+        patch.setattr(index, "_add", broken)
+        assert (await served.chat(ASKED)).status == 200
+        assert (await served.chat(ASKED)).cache_status.startswith("nearhit; hit; detail=exact")
+        assert (await served.chat(ASKED, stream=True)).status == 200
+    assert (await served.chat(OTHER)).cache_status == "nearhit; hit; detail=semantic"
+    assert served.gateway.parts.telemetry.store_errors.total() >= 1
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    go = threading.Event()
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+async def test_an_index_that_hangs_costs_its_timeout_and_no_request(
+    served: Served, index: FaissIndex, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.chat(STORED)
+    monkeypatch.setattr(index, "_timeout_s", 0.05)
+    index._owner._thread.submit(held.wait, 30.0)
+    answer = await served.chat(ASKED)
+    assert (answer.status, answer.text) == (200, f"upstream answers: {ASKED}")
+    held.set()
+    monkeypatch.setattr(index, "_timeout_s", 10.0)
+    assert (await served.chat(OTHER)).cache_status == "nearhit; hit; detail=semantic"
