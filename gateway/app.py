@@ -84,6 +84,7 @@ class Gateway:
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.controls, parts.clock)
+        self.quality = Quality(parts.controls, parts.learning, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(
@@ -92,7 +93,7 @@ class Gateway:
             token,
             parts.telemetry,
             self.stats,
-            Quality(parts.controls, parts.learning, lambda: self.policy),
+            self.quality,
             before_scrape=self.gauges.sample,
             routes=[
                 *ExplainHandler(lambda: self.policy, parts.controls, parts.embedder, parts.verifier).routes(),
@@ -175,6 +176,7 @@ class Gateway:
                 "routes": [route.name for route in self.policy.routes],
                 "warnings": list(map(str, self.policy.warnings)),
             },
+            "quality": self.quality.shown(),
             "backends": {
                 name: {"inflight": lane.backend.inflight, "breaker": lane.breaker.state(now).name.lower()}
                 for name, lane in self.parts.lanes.items()

@@ -29,9 +29,12 @@ class Quality:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/quality", self._get), web.post("/admin/quality/reset", self._reset)]
 
+    def shown(self) -> list[dict[str, Any]]:
+        """Every route with a semantic cache, in the policy's order."""
+        return [_shown(name, rule, self._controls.of(name)) for name, rule in self._rules().items()]
+
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        rules = self._rules()
-        return _json({"routes": [_shown(name, rule, self._controls.of(name)) for name, rule in rules.items()]})
+        return _json({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
         # A page of another site can send a form or plain text here without asking; JSON it cannot.

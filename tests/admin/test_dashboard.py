@@ -131,6 +131,10 @@ async def test_shows_what_the_gateway_counts(chromium: str, upstream: Upstream, 
     assert f"Answers stored {stats['cache']['entries']['store']}" in tiles["Answers stored"]
     assert stats["policy"]["hash"] in document.by_id("policy-link").text
     assert set(table(document.by_id("backends").all("table")[0])) >= set(stats["backends"])
+    (promised,) = stats["quality"]
+    cells = table(document.by_id("quality").all("table")[0])[promised["route"]]
+    assert cells[:3] == ["1.00 %", "not audited yet", "–"]
+    assert cells[3] == f"{promised['threshold']:.2f}"
     assert document.by_id("live").text == "live"
     assert document.by_id("start").text == ""
     bars = document.by_id("chart-requests").all("rect")
