@@ -1,0 +1,50 @@
+"""The Protocols that the stages depend on. Real adapters live in `gateway.adapters`; the contract suites under
+`tests/contracts` run against every adapter and every shared fake."""
+
+from __future__ import annotations
+
+from gateway.ports.answering import Backend, Dialect, Inspection, TextAnswer
+from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
+from gateway.ports.stores import (
+    Claim,
+    CounterexampleStore,
+    LearningStore,
+    Leases,
+    NearStore,
+    RemovalStore,
+    ResponseStore,
+    StoredVector,
+    StoreStats,
+    VectorIndex,
+    WeighedStore,
+    Weight,
+)
+from gateway.ports.verifying import Acceptance, Candidate, Opinion, PriorBands, Verifier
+
+__all__ = [
+    "Acceptance",
+    "Backend",
+    "BodySource",
+    "Candidate",
+    "Claim",
+    "Clock",
+    "CounterexampleStore",
+    "Dialect",
+    "Embedder",
+    "Inspection",
+    "LearningStore",
+    "Leases",
+    "NearStore",
+    "Opinion",
+    "PriorBands",
+    "RemovalStore",
+    "ResponseStore",
+    "StoreStats",
+    "StoredVector",
+    "TextAnswer",
+    "TextEncoder",
+    "VectorIndex",
+    "Verifier",
+    "WeighedStore",
+    "Weight",
+]

@@ -1,0 +1,104 @@
+"""Who answers, and the protocols that clients speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.messages import Admission, Call, Event, Request, Response
+
+
+class Backend(Protocol):
+    """A named service that answers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def http(self) -> bool:
+        """Whether paths that no dialect knows can be passed through to it."""
+
+    @property
+    def inflight(self) -> int: ...
+
+    async def send(self, request: Request) -> Response:
+        """Sends the call and returns once the status and the first byte of the body are there.
+
+        Raises `BackendError` when it fails before that. Closing the response's body cancels the call upstream.
+        """
+
+    async def models(self, request: Request) -> list[dict[str, Any]]:
+        """The models it offers, as OpenAI model objects. Raises `BackendError`."""
+
+    async def ready(self) -> bool:
+        """A cheap health probe; never raises."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a dialect reads from a finished answer."""
+
+    admission: Admission
+    input_tokens: int  # 0 where the answer does not tell
+    output_tokens: int
+
+
+class TextAnswer(Protocol):
+    """Puts plain text into a dialect's wire form, for backends that know nothing but text."""
+
+    def start(self) -> Sequence[Event]:
+        """What goes before the first text."""
+
+    def delta(self, text: str) -> Event: ...
+
+    def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
+        """What ends the stream. `reason`: `stop` or `length`."""
+
+
+class Dialect(Protocol):
+    """A wire protocol that clients speak. Pure: no I/O, no clock."""
+
+    @property
+    def name(self) -> str: ...
+
+    def claims(self, method: str, path: str) -> bool:
+        """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
+
+    def parse(self, path: str, body: bytes) -> Call:
+        """The call of a request that this dialect claims. Raises `BadRequest`."""
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        """The event data of a complete stream -> the body that a non-stream client expects. Lossless.
+
+        Raises `Malformed`.
+        """
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        """A whole body -> the events that a stream client expects. Lossless. Raises `Malformed`."""
+
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        """A whole body, or one event's data, as if it were made now: under an id of the dialect's form made of
+        `answer_id`, and with `created`, seconds since the epoch. What has neither comes back as it is."""
+
+    def shown(self, call: Call, event: Event) -> bool:
+        """Whether this client asked for this event; the gateway itself may have asked for more."""
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        """What a finished answer says, as plain text; None where it is not text alone. `payload` as in `Entry`."""
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer: ...
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        """The body that answers a call of operation `embeddings`."""
+
+    def error(self, kind: str, message: str) -> bytes:
+        """An error body in the dialect's own shape."""
+
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        """What ends a stream that broke after its first byte."""

@@ -1,0 +1,51 @@
+"""Time, request bodies, and text as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from gateway.messages import Embedding
+
+
+class Clock(Protocol):
+    def wall(self) -> float:
+        """Seconds since the epoch; may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean something."""
+
+
+class BodySource(Protocol):
+    """A request's body, not yet read. One of the two may be used, once."""
+
+    async def read(self) -> bytes:
+        """All of it, decoded. Raises `TooLarge`, `RequestTimeout` or `BadRequest`."""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        """As it comes, undecoded; None where there is none."""
+
+
+class TextEncoder(Protocol):
+    """The synchronous half of an embedder. One thread at a time calls it; it may take milliseconds."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names model, weights and quantisation. Vectors of different fingerprints are never compared."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    def encode(self, texts: Sequence[str]) -> list[Embedding]:
+        """One embedding a text, in order; vectors are float32 of shape (dimension,) and unit length."""
+
+
+class Embedder(Protocol):
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    async def embed(self, text: str) -> Embedding:
+        """Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
