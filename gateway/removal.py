@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.adapters.front_store import FrontStore
-from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
+from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, seen_with, with_found
 from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
 from gateway.flight import Flight
 from gateway.messages import Entry, Vector
@@ -107,7 +107,7 @@ class Removal:
                 f"like: {len(found)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
                 "by a larger min_similarity, or a tag or a route instead"
             )
-        return Near(embedding.vector, similarity, frozenset(found))
+        return Near(embedding.vector, similarity, frozenset(found), self._embedder.fingerprint)
 
     async def _count(self, conditions: Conditions, outcome: Outcome) -> None:
         now = self._clock.wall()
@@ -224,7 +224,7 @@ class Removal:
 
     async def _load(self, version: bytes) -> None:
         now = self._clock.wall()
-        bans = [decode(data, now) for data in await self._store.bans()]
+        bans = [seen_with(decode(data, now), self._embedder.fingerprint) for data in await self._store.bans()]
         new = self._bans.stored(bans, now)
         self._stored = frozenset(ban.id for ban in bans)
         self._version = version
@@ -239,8 +239,10 @@ class Removal:
         near = ban.conditions.near
         if near is None:
             return
-        close = await self._index.near(near.vector, near.similarity)
         await self._index.remove(sorted(near.found))
+        if near.vector.size == 0:  # another embedder's
+            return
+        close = await self._index.near(near.vector, near.similarity)
         for name in set(close) - near.found:
             entry = await self._front.get(name)
             if entry is not None and ban.covers(entry, near.vector):

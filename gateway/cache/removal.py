@@ -29,6 +29,7 @@ class Near:
     vector: Vector
     similarity: float  # at least; in [0, 1]
     found: frozenset[str] = frozenset()
+    embedder: str = ""  # the fingerprint of what made the vector
 
     def holds(self, entry: Entry, vector: Vector | None) -> bool:
         if entry.fingerprint in self.found:
@@ -186,6 +187,15 @@ def with_found(ban: Ban, found: Iterable[str]) -> Ban:
     return replace(ban, conditions=replace(ban.conditions, near=more))
 
 
+def seen_with(ban: Ban, embedder: str) -> Ban:
+    """As a gateway with that embedder may use it: without a vector that another one made, which none of its own may be
+    compared with. The ban then means what was found when it was made."""
+    near = ban.conditions.near
+    if near is None or near.embedder == embedder:
+        return ban
+    return replace(ban, conditions=replace(ban.conditions, near=replace(near, vector=np.zeros(0, np.float32))))
+
+
 # Bans as they lie in the store.
 
 FORMAT = 1
@@ -205,7 +215,7 @@ def encode(ban: Ban) -> bytes:
             "model": c.model,
             "before": c.before,
             "fingerprint": c.fingerprint,
-            "near": near and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.found)],
+            "near": near and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.found), near.embedder],
         }
     )
     return packed
@@ -231,5 +241,10 @@ def _conditions(fields: Mapping[str, Any]) -> Conditions:
         model=fields["model"],
         before=fields["before"],
         fingerprint=fields["fingerprint"],
-        near=near and Near(np.frombuffer(near[0], "<f4").astype(np.float32), float(near[1]), frozenset(near[2])),
+        near=near and _near(*near),
     )
+
+
+def _near(vector: bytes, similarity: float, found: list[str], embedder: str = "") -> Near:
+    """Those of older gateways do not say which embedder it was."""
+    return Near(np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(found), embedder)

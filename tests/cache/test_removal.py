@@ -20,6 +20,7 @@ from gateway.cache.removal import (
     decode,
     encode,
     same_tenant,
+    seen_with,
     with_found,
 )
 from gateway.messages import Entry
@@ -150,11 +151,22 @@ def test_a_ban_comes_back_from_the_store_as_it_was(ban: Ban, entry: Entry) -> No
 
 
 def test_one_by_a_question_comes_back_too() -> None:
-    ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({"x", "y"})))
+    ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({"x", "y"}), "e1"))
     back = decode(encode(ban), NOW).conditions.near
     assert back is not None
     assert np.array_equal(back.vector, vector_of(1))
-    assert (back.similarity, back.found) == (0.8, {"x", "y"})
+    assert (back.similarity, back.found, back.embedder) == (0.8, frozenset({"x", "y"}), "e1")
+
+
+def test_one_by_a_question_is_compared_with_vectors_of_its_own_embedder_alone() -> None:
+    """The same dimension says nothing: only the fingerprint tells whose a vector is."""
+    ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({hexed("found")}), "e1"))
+    asked = entry_of("other", created=NOW - 10)
+    found = entry_of("found", created=NOW - 10)
+    assert seen_with(ban, "e1") is ban and ban.covers(asked, vector_of(1))
+    for foreign in (seen_with(ban, "e2"), decode(encode(seen_with(ban, "e2")), NOW)):
+        assert not foreign.covers(asked, vector_of(1))
+        assert foreign.covers(found, vector_of(2)), "what it found when it was made stays removed"
 
 
 @pytest.mark.parametrize(
