@@ -12,6 +12,7 @@ from typing import Any
 from gateway.access_log import AccessLog
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.index_checkpoint import Kind
+from gateway.adapters.redis_migration import RedisMigration
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.explain import ExplainHandler
 from gateway.admin.quality import Quality
@@ -26,6 +27,7 @@ from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
 from gateway.messages import Request, Response
+from gateway.migration import Migration
 from gateway.observer import Observer
 from gateway.operations import cache_admin_of, removal_of
 from gateway.parts import (
@@ -79,6 +81,8 @@ class Gateway:
             parts.learning,
             self.removal,
         )
+        foreign = RedisMigration(stores.redis, embedder=parts.embedder.fingerprint)
+        self.migration = Migration(foreign, parts.store, parts.index, parts.embedder, parts.telemetry, parts.clock)
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
@@ -165,6 +169,11 @@ class Gateway:
         store = State(self.stores.redis.breaker).name.lower()
         return True, {"store_breaker": store, "index_ready": self.recovery.ready, "policy": self.policy.hash}
 
+    async def recover(self) -> None:
+        """First what the store holds for this embedding model, then what it holds of another."""
+        await self.recovery.run()
+        await self.migration.run()
+
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
         now = self.parts.clock.monotonic()
@@ -183,6 +192,7 @@ class Gateway:
             },
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
+            "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.embedder.fingerprint,
             "cache": {
                 "entries": {kind: value for (kind,), value in self.parts.telemetry.cache_entries.values.items()},
@@ -229,7 +239,7 @@ async def running(
         gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
         gateway.policy_reloaded(policy, ())
         await gateway.removal.refresh()  # before anything of the store is served
-        jobs = [gateway.recovery.run(), gateway.removal.follow(), gateway.keep_history()]
+        jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history()]
         jobs += [parts.comparisons.run(), parts.learning.run(), parts.evictions.run()]
         if checkpoints is not None:
             jobs.append(checkpoints.run())

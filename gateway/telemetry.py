@@ -159,6 +159,11 @@ class Telemetry(Collector):
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
+        self.migration_entries = Gauge(
+            "nearhit_migration_entries",
+            "Entries with a vector of another embedding model, by what became of it",
+            ("state",),
+        )
         self.evictions = Counter(
             "nearhit_evictions_total", "Stored answers that made room for others, by what bound was met", ("reason",)
         )

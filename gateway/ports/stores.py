@@ -142,6 +142,28 @@ class RemovalStore(Protocol):
         """The youngest first; bounded, the oldest are forgotten."""
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An entry whose vector is of another embedder than the one in use."""
+
+    entry: Entry | None  # None: its record cannot be read
+    version: str  # of the record; another one once the entry is answered anew
+
+
+class MigrationStore(Protocol):
+    """Entries from before the embedder was another one. Every method raises `StoreUnavailable`."""
+
+    def foreign(self) -> AsyncIterator[Sequence[str]]:
+        """The fingerprints of entries with a vector of another embedder, in pages of bounded size, in no order."""
+
+    async def read(self, fingerprint: str) -> Foreign | None:
+        """None: it is gone."""
+
+    async def replace(self, fingerprint: str, version: str, vector: Vector) -> bool:
+        """Gives the entry a vector of the embedder in use, if its record is still that version; its expiry stays.
+        False, and nothing is written, where it is gone or has been answered anew."""
+
+
 class NearStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 
