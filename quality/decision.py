@@ -67,23 +67,7 @@ class Decision(SemanticLookup):
         return await self._judge(self._request, call, Embedding(vector, 0, False), found)
 
 
-class Replayed(RouteControl):
-    """Production's control; looks up what is known near a question once, not for each of its candidates."""
-
-    _of: Vector | None = None
-    _at = -1
-    _moved = 0.0
-
-    def score(self, vector: Vector, score: float) -> float:
-        if self._of is not vector or self._at != self.version:
-            self._of, self._at, self._moved = vector, self.version, super().score(vector, 0.0)
-        return score + self._moved
-
-    def probability(self, score: float) -> float:
-        return 0.0  # for display in production; nothing is decided by it
-
-
-class Fixed(Replayed):
+class Fixed(RouteControl):
     """A threshold that nobody moves; evidence is gathered as ever."""
 
     def __init__(self, verifier: Verifier, threshold: float, *, learn: bool = True) -> None:

@@ -9,7 +9,8 @@ from statistics import median
 import numpy as np
 
 from gateway.cache.control.ledger import BANDS, LOWEST, WIDTH
-from quality.decision import Fixed, Frozen, Replayed
+from gateway.cache.control.route_control import RouteControl
+from quality.decision import Fixed, Frozen
 from quality.figures import Point, hit_rate, keeping, mean, share_kept, windows, within, worst
 from quality.labels import Labels
 from quality.replay import Replay
@@ -72,7 +73,7 @@ def promise(
     verifier, raw = replay.opinions, replay.labels
     runs, covers = [], []
     for seed in range(seeds):
-        control = Replayed(verifier.prior, verifier.basis)
+        control = RouteControl(verifier.prior, verifier.basis)
         run = replay.play(control, budget, audit=audit, seed=seed, grow=grow)
         stated = control.estimate()
         covers.append(stated.of_all_low <= run.wrong(raw).mean() <= stated.of_all_high)
@@ -136,7 +137,7 @@ def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> lis
     ]
 
 
-def _taught(replay: Replay, requests: int) -> Replayed:
+def _taught(replay: Replay, requests: int) -> RouteControl:
     """A control that has seen so many requests and served none of them."""
     control = Fixed(replay.opinions, 10.0)
     replay.play(control, 0.01, seed=1, requests=slice(requests))

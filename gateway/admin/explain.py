@@ -84,9 +84,12 @@ async def explain_pair(
         truncated=any(embedding.partial for embedding in embedded),
     )
 
+    vector = embedded[0].vector
+    shift = control.shift(vector)
+
     def held(opinion: Opinion) -> Judged:
         relation = relation_of("", pair.asked, "")
-        return judged(_entry(pair), relation, embedded[0].vector, candidate.similarity, opinion, control, acceptance)
+        return judged(_entry(pair), relation, vector, candidate.similarity, opinion, control, acceptance, shift=shift)
 
     if look.truncated:  # bounds what the verifier reads, too
         first = held(Opinion(candidate.similarity, 0.0))

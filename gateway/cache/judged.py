@@ -56,17 +56,20 @@ def judged(
     opinion: Opinion,
     control: RouteControl,
     acceptance: Acceptance,
+    *,
+    shift: float,
     entries: int = 0,
 ) -> Judged:
     """Holds one candidate, the best of so many entries (0: unknown), against the route's threshold; with
-    `min_similarity` its similarity, and nothing else."""
+    `min_similarity` its similarity, and nothing else. `shift`: the control's of this vector, looked up once for all
+    candidates of a question."""
     threshold = control.threshold(acceptance, entries)
     if acceptance.min_similarity is not None:
         refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
         return Judged(entry, relation, vector, similarity, opinion, similarity, threshold, opinion.probability, refused)
     if opinion is VERBATIM:
         return Judged(entry, relation, vector, similarity, opinion, 1.0, threshold, 1.0, None)
-    score = control.score(vector, opinion.score)
+    score = opinion.score + shift
     reason = opinion.veto
     if reason is None and score < threshold:
         reason = opinion.doubt or Refusal.SIMILARITY

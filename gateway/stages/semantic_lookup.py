@@ -122,6 +122,7 @@ class SemanticLookup:
         """The best of what was found, and whether it may be served."""
         question, acceptance = call.question or "", self._rule.acceptance
         control, entries = self._controls.of(request.route), self._index.count(request.scope)
+        shift = control.shift(embedding.vector) if acceptance.min_similarity is None else 0.0
         candidates = [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in found]
 
         def held(at: int, opinion: Opinion) -> Judged:
@@ -130,7 +131,15 @@ class SemanticLookup:
             if relation in self._memory.counterexamples:
                 opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
             return judged(
-                entry, relation, embedding.vector, neighbour.similarity, opinion, control, acceptance, entries
+                entry,
+                relation,
+                embedding.vector,
+                neighbour.similarity,
+                opinion,
+                control,
+                acceptance,
+                shift=shift,
+                entries=entries,
             )
 
         if acceptance.min_similarity is not None:

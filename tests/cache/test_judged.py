@@ -17,7 +17,7 @@ PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95):
     entry = entry_of()
-    return judged(entry, judged_of().relation, vector_of(1), similarity, opinion, CONTROL, acceptance)
+    return judged(entry, judged_of().relation, vector_of(1), similarity, opinion, CONTROL, acceptance, shift=0.0)
 
 
 def test_below_the_threshold_the_doubt_is_the_reason() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from gateway.cache.control.route_control import RouteControl
 from gateway.messages import Embedding
 from gateway.ports import Candidate, Opinion
-from quality.decision import Encoded, Fixed, Replayed
+from quality.decision import Encoded, Fixed
 from quality.figures import Point, keeping, share_kept, windows, within
 from quality.http_run import samples, total
 from quality.labels import Labels, pair_key
@@ -99,7 +100,7 @@ def test_a_promise_is_kept_where_similarity_tells_right_from_wrong() -> None:
 
 def test_a_promise_is_kept_where_similarity_tells_nothing_by_serving_next_to_nothing() -> None:
     replay = replay_of(world(700, right=0.93, wrong=0.93))
-    control = Replayed(replay.opinions.prior, replay.opinions.basis)
+    control = RouteControl(replay.opinions.prior, replay.opinions.basis)
     run = replay.play(control, 0.01)
     assert share_kept([run.wrong(replay.labels)], 0.01) == 1.0
 
@@ -110,8 +111,8 @@ def test_after_a_change_to_a_domain_where_all_is_alike_the_threshold_rises_and_w
     whole = World(both, np.concatenate([np.stack(kind.vectors), np.stack(hard.vectors)]))
     replay = replay_of(whole, wrong_above=0.01)
     calm, after = (
-        Replayed(replay.opinions.prior, replay.opinions.basis),
-        Replayed(replay.opinions.prior, replay.opinions.basis),
+        RouteControl(replay.opinions.prior, replay.opinions.basis),
+        RouteControl(replay.opinions.prior, replay.opinions.basis),
     )
     before = replay.play(calm, 0.02, requests=slice(2000)).threshold
     run = replay.play(after, 0.02)

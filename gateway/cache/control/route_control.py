@@ -72,9 +72,13 @@ class RouteControl:
 
     # A lookup
 
+    def shift(self, vector: Vector) -> float:
+        """How far what is known near this question moves the verifier's scores."""
+        return self._evidence.shift(vector) if self.learning else 0.0
+
     def score(self, vector: Vector, score: float) -> float:
-        """The verifier's score, moved by what is known near this question."""
-        return score + self._evidence.shift(vector) if self.learning else score
+        """The verifier's score, so moved."""
+        return score + self.shift(vector)
 
     def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
         """The score that a neighbour, the best of `entries`, must reach; with a plain `min_similarity` that is it."""
