@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from pydantic import Field, ValidationError
 
+from gateway.admin.answers import NO_STORE, json_answer
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 from gateway.portability import ImportIncomplete, Portability
 from gateway.removal import Removal
@@ -21,7 +22,6 @@ from gateway.validation import NOT_EMPTY, Section, complaints
 MAX_STREAMS = 4  # exports and imports at once
 STALL_S = 30.0  # how long a client may take for a piece of one
 LISTED, MAX_LISTED = 50, 1_000
-NO_STORE = {"Cache-Control": "no-store"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -83,15 +83,15 @@ class CacheAdmin:
         body = _purge_body(await request.read())
         who = {"peer": request.remote or "", "by": self._by}
         outcome = await self._removal.purge(body.wanted(), who, dry_run=body.dry_run)
-        return _json(outcome.as_json())
+        return json_answer(outcome.as_json())
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
         limit = _limit(request, LISTED)
         entries = await self._removal.entries(limit, request.query.get("route"), request.query.get("tag"))
-        return _json({"entries": entries})
+        return json_answer({"entries": entries})
 
     async def _audit(self, request: web.Request) -> web.StreamResponse:
-        return _json({"entries": await self._removal.audits(_limit(request, LISTED))})
+        return json_answer({"entries": await self._removal.audits(_limit(request, LISTED))})
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         form = request.query.get("format", "entries")
@@ -111,7 +111,7 @@ class CacheAdmin:
             done = await self._portability.take_in(_lines(request, self._portability.max_line))
         finally:
             self._streams -= 1
-        return _json(done.as_json())
+        return json_answer(done.as_json())
 
     def _enter(self) -> None:
         if self._streams >= MAX_STREAMS:
@@ -191,17 +191,13 @@ def _answered(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except StoreUnavailable as error:
-            return _json({"error": f"{error}: nothing was done"}, 503)
+            return json_answer({"error": f"{error}: nothing was done"}, 503)
         except Refused as error:
             done: dict[str, Any] = {}
             if isinstance(error, Incomplete):
                 done = {**error.outcome.as_json(), "recorded": error.outcome.recorded}
             elif isinstance(error, ImportIncomplete):
                 done = error.done.as_json()
-            return _json({"error": error.message, **done}, error.status)
+            return json_answer({"error": error.message, **done}, error.status)
 
     return answer
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)

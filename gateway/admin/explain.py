@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import orjson
 from aiohttp import web
 
+from gateway.admin.answers import json_answer
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.explained import ExplainedPair, Look, explained
 from gateway.cache.feedback import relation_of
+from gateway.cache.framed import of_what_varies
 from gateway.cache.judged import VERBATIM, Judged, judged, same_words
-from gateway.cache.templates import Varying, varying
+from gateway.cache.templates import varying
 from gateway.errors import BadRequest, EmbedderUnavailable
-from gateway.messages import Embedding, Entry, Refusal
+from gateway.messages import Embedding, Entry
 from gateway.policy.model import Policy, Semantic
 from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier
 
@@ -104,7 +105,7 @@ async def explain_pair(
     parts = varying(pair.asked, pair.stored, [pair.stored])
     if parts is not None and not parts.same and first.opinion.veto is None:
         look = replace(look, framed=True)
-        last = await _of_what_varies(parts, last or first.opinion, embedder, verifier)
+        last = await of_what_varies(parts, last or first.opinion, embedder, verifier)
     return explained(first, first if last is None else held(last), look)
 
 
@@ -115,15 +116,6 @@ async def _first(pair: Pair, candidate: Candidate, acceptance: Acceptance, verif
         return VERBATIM
     (opinion,) = await verifier.opinions(pair.asked, [candidate])
     return opinion
-
-
-async def _of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier) -> Opinion:
-    """As `stages.semantic_lookup` does it."""
-    if not parts.asked or not parts.stored:
-        return replace(whole, veto=Refusal.TEMPLATE)
-    embedded = await embedder.embed(parts.asked), await embedder.embed(parts.stored)
-    (inner,) = await verifier.opinions(parts.asked, [Candidate(parts.stored, _similarity(*embedded))])
-    return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:
@@ -160,16 +152,9 @@ class ExplainHandler:
             control = self._controls.of(route)
             found = await explain_pair(pair, route, rule, control, self._embedder, self._verifier)
         except BadRequest as error:
-            return _answer(400, {"error": error.message})
+            return json_answer({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:
-            return _answer(400, {"error": "the body is larger than 1 MiB: expected two prompts"})
+            return json_answer({"error": "the body is larger than 1 MiB: expected two prompts"}, 400)
         except EmbedderUnavailable as error:
-            return _answer(503, {"error": str(error)})
-        return _answer(200, found.as_json())
-
-
-def _answer(status: int, value: dict[str, Any]) -> web.Response:
-    body = orjson.dumps(value)
-    return web.Response(
-        status=status, body=body, content_type="application/json", headers={"Cache-Control": "no-store"}
-    )
+            return json_answer({"error": str(error)}, 503)
+        return json_answer(found.as_json())

@@ -9,13 +9,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway.admin.answers import json_answer
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
 from gateway.errors import StoreUnavailable
 from gateway.learning import Learning
 from gateway.policy.model import Policy, Semantic
-
-NO_STORE = {"Cache-Control": "no-store"}
 
 
 class Quality:
@@ -34,18 +33,18 @@ class Quality:
         return [_shown(name, rule, self._controls.of(name)) for name, rule in self._rules().items()]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        return _json({"routes": self.shown()})
+        return json_answer({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
         # A page of another site can send a form or plain text here without asking; JSON it cannot.
         if request.content_type != "application/json":
-            return _json({"error": "expected content-type application/json"}, 415)
+            return json_answer({"error": "expected content-type application/json"}, 415)
         route = _route_of(await request.read())
         rules = self._rules()
         if route is None:
-            return _json({"error": 'expected a body such as {"route": "default"}'}, 400)
+            return json_answer({"error": 'expected a body such as {"route": "default"}'}, 400)
         if route not in rules:
-            return _json({"error": f"no route {route[:64]!r} has a semantic cache", "routes": list(rules)}, 404)
+            return json_answer({"error": f"no route {route[:64]!r} has a semantic cache", "routes": list(rules)}, 404)
         control = self._controls.of(route)
         control.reset()
         try:
@@ -53,7 +52,7 @@ class Quality:
             stored = True
         except StoreUnavailable:
             stored = False  # saved with the next change, or at the end: until then a restart would bring it back
-        return _json({**_shown(route, rules[route], control), "stored": stored})
+        return json_answer({**_shown(route, rules[route], control), "stored": stored})
 
     def _rules(self) -> Mapping[str, Semantic]:
         return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
@@ -93,7 +92,3 @@ def _route_of(body: bytes) -> str | None:
         return None
     route = given.get("route") if isinstance(given, dict) else None
     return route if isinstance(route, str) else None
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)

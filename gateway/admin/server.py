@@ -7,16 +7,15 @@ import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 
-import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from gateway.admin.answers import json_answer
 from gateway.admin.quality import Quality
 from gateway.admin.stats import Stats
 from gateway.telemetry import Telemetry
 from gateway.units import Address
 
-NO_STORE = {"Cache-Control": "no-store"}
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # The page is one file: nothing is loaded from anywhere else, and nobody may frame it.
 PAGE_HEADERS = {
@@ -122,13 +121,13 @@ class AdminPort:
 
     async def _get_stats(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()
-        return _json(self._stats.report())
+        return json_answer(self._stats.report())
 
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:
-        return _json(self._stats.report()["backends"])
+        return json_answer(self._stats.report()["backends"])
 
     async def _get_policy(self, request: web.Request) -> web.StreamResponse:
-        return _json(self._stats.report()["policy"])
+        return json_answer(self._stats.report()["policy"])
 
 
 def _from_another_site(request: web.Request) -> bool:
@@ -150,7 +149,3 @@ def _presented(request: web.Request) -> bytes:
         except ValueError:  # binascii.Error, or what is not even ASCII
             return b""
     return b""
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=NO_STORE)

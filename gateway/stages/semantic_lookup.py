@@ -12,11 +12,12 @@ import numpy as np
 from gateway.aloft import Question
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import relation_of
+from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.cache.judged import VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
-from gateway.cache.templates import Varying, varying
+from gateway.cache.templates import varying
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request, Response, Verdict
 from gateway.pipeline import Handler
@@ -170,21 +171,11 @@ class SemanticLookup:
         parts = varying(question, stored[at], stored)
         if parts is None or parts.same or chosen.opinion.veto is not None:
             return opinion
-        return await self._of_what_varies(parts, opinion or chosen.opinion)
-
-    async def _of_what_varies(self, parts: Varying, whole: Opinion) -> Opinion:
-        """The opinion on two prompts of one frame: that on what they do not share, where it is the worse one."""
-        if not parts.asked or not parts.stored:
-            return replace(whole, veto=Refusal.TEMPLATE)
+        whole = opinion or chosen.opinion
         try:
-            vectors = [(await self._embedder.embed(text)).vector for text in (parts.asked, parts.stored)]
+            return await of_what_varies(parts, whole, self._embedder, self._verifier)
         except EmbedderUnavailable:
             return replace(whole, veto=Refusal.TEMPLATE)
-        similarity = min(1.0, max(0.0, float(vectors[0] @ vectors[1])))
-        (inner,) = await self._verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])
-        if inner.score >= whole.score:
-            return whole
-        return replace(inner, doubt=Refusal.TEMPLATE)
 
     async def _read(self, request: Request, neighbour: Neighbour) -> Found | None:
         """The neighbour's record, if it still lives and is this scope's: the index may lag behind the store."""

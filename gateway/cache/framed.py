@@ -1,0 +1,20 @@
+"""The opinion on two prompts of one frame: that on what they do not share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.cache.templates import Varying
+from gateway.messages import Refusal
+from gateway.ports import Candidate, Embedder, Opinion, Verifier
+
+
+async def of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier) -> Opinion:
+    """Where that is the worse one. `whole`: the opinion on both prompts as they are. Raises `EmbedderUnavailable`."""
+    if not parts.asked or not parts.stored:
+        return replace(whole, veto=Refusal.TEMPLATE)
+    # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
+    asked, stored = (await embedder.embed(parts.asked)).vector, (await embedder.embed(parts.stored)).vector
+    similarity = min(1.0, max(0.0, float(asked @ stored)))
+    (inner,) = await verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])
+    return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
