@@ -87,7 +87,7 @@ class Gateway:
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
-        self.gauges = Gauges(parts.telemetry, parts.lanes, parts.store, parts.index, parts.controls, parts.clock)
+        self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.index, parts.controls, parts.clock)
         self.quality = Quality(parts.controls, parts.learning, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
@@ -187,8 +187,8 @@ class Gateway:
             },
             "quality": self.quality.shown(),
             "backends": {
-                name: {"inflight": lane.backend.inflight, "breaker": lane.breaker.state(now).name.lower()}
-                for name, lane in self.parts.lanes.items()
+                name: {"inflight": pool.inflight, "breaker": pool.state(now).name.lower()}
+                for name, pool in self.parts.pools.items()
             },
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,

@@ -28,12 +28,13 @@ from gateway.messages import Bypass, Entry, Request, Vector
 from gateway.parts import Stores, build_backends, build_verifier, hardness_of
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
+from gateway.pool import Pool, pools_of
 from gateway.ports import Clock, Embedder, VectorIndex, Verifier
 from gateway.stages.admit import Admit, Price
 from gateway.stages.alike import Alike
 from gateway.stages.audit import Audit
 from gateway.stages.coalesce import Coalesce
-from gateway.stages.dispatch import Dispatch, Lane
+from gateway.stages.dispatch import Dispatch
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Memory
@@ -55,7 +56,7 @@ class Parts:
     embedder: Embedder
     verifier: Verifier
     controls: Controls
-    lanes: Mapping[str, Lane]
+    pools: Mapping[str, Pool]
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
@@ -112,7 +113,7 @@ async def build_parts(
         embedder=embedder,
         verifier=verifier,
         controls=controls,
-        lanes={name: Lane(backend) for name, backend in backends.items()},
+        pools=pools_of(backends, clock, telemetry),
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
@@ -138,7 +139,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     caching = route.exact_ttl_s is not None or route.semantic is not None
 
     def dispatch(bypass: Bypass | None) -> Handler:
-        return Dispatch(route, parts.lanes, clock, telemetry, parts.hardness, bypass)
+        return Dispatch(route, parts.pools, clock, telemetry, parts.hardness, bypass)
 
     exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
@@ -184,10 +185,10 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
             admit,  # inside the flight, so that who comes after it finds the answer
         ]
-    backends = {name: parts.lanes[name].backend for name in route.target.backends}
+    pools = [parts.pools[name] for name in route.target.backends]
     return Chains(
         calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
-        others=compose([Models(backends)], dispatch(Bypass.PASS_THROUGH)),
+        others=compose([Models(pools)], dispatch(Bypass.PASS_THROUGH)),
     )
 
 

@@ -19,9 +19,10 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Bypass, Call, Embedding, Request, Vector
 from gateway.parts import build_backends, build_embedder, hardness_of
 from gateway.policy.load import load_policy
-from gateway.policy.model import Route, Tiers
+from gateway.policy.model import Route
+from gateway.pool import pools_of
 from gateway.routing.choice import Decision
-from gateway.stages.dispatch import Dispatch, Lane
+from gateway.stages.dispatch import Dispatch
 from gateway.stages.policy import routed
 from gateway.telemetry import Telemetry
 from gateway.trace import Trace
@@ -43,7 +44,7 @@ class Explanation:
     semantic: str
     question_tokens: int | None
     complexity: float | None
-    threshold: float | None
+    thresholds: tuple[float, ...]
     backend: str
     tier: str | None
     fallbacks: tuple[str, ...]
@@ -69,7 +70,8 @@ class Explanation:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
 
     def _against(self) -> str:
-        return "" if self.threshold is None else f", escalates above {self.threshold:.2f}"
+        above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
+        return f", escalates above {above}" if above else ""
 
 
 class _NoBody:
@@ -102,7 +104,7 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.trace.complexity,
-        threshold=route.target.escalate_above if isinstance(route.target, Tiers) else None,
+        thresholds=route.target.escalate_above,
         backend=decision.backends[0],
         tier=decision.tier,
         fallbacks=decision.backends[1:],
@@ -158,8 +160,9 @@ async def _decide(
     clock = SystemClock()
     backends = build_backends(config, environ, clock)
     try:
-        lanes = {name: Lane(backend) for name, backend in backends.items()}
-        return Dispatch(route, lanes, clock, Telemetry(), hardness).decide(request)
+        telemetry = Telemetry()
+        pools = pools_of(backends, clock, telemetry)
+        return Dispatch(route, pools, clock, telemetry, hardness).decide(request)
     finally:
         for backend in backends.values():
             await backend.close()

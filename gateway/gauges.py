@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from gateway.adapters.front_store import FrontStore
 from gateway.cache.control.controls import Controls
 from gateway.errors import StoreUnavailable
+from gateway.pool import Pool
 from gateway.ports import Clock, VectorIndex
-from gateway.stages.dispatch import Lane
 from gateway.telemetry import Telemetry
 
 
@@ -16,14 +16,14 @@ class Gauges:
     def __init__(
         self,
         telemetry: Telemetry,
-        lanes: Mapping[str, Lane],
+        pools: Mapping[str, Pool],
         store: FrontStore,
         index: VectorIndex,
         controls: Controls,
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
-        self._lanes = lanes
+        self._pools = pools
         self._store = store
         self._index = index
         self._controls = controls
@@ -31,9 +31,9 @@ class Gauges:
 
     async def sample(self) -> None:
         telemetry, now = self._telemetry, self._clock.monotonic()
-        for name, lane in self._lanes.items():
-            telemetry.backend_inflight.set(name, value=lane.backend.inflight)
-            telemetry.breaker_state.set(name, value=lane.breaker.state(now))
+        for name, pool in self._pools.items():
+            telemetry.backend_inflight.set(name, value=pool.inflight)
+            telemetry.breaker_state.set(name, value=pool.state(now))
         self._sample_quality()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)

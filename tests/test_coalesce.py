@@ -136,7 +136,7 @@ async def test_the_last_one_that_leaves_cancels_the_call_upstream(
         task.cancel()
     await until(lambda: upstream.cancelled == 1)
     assert served.gateway.parts.flights == {}
-    assert served.gateway.parts.lanes["main"].backend.inflight == 0
+    assert served.gateway.parts.pools["main"].inflight == 0
 
 
 async def test_who_comes_after_a_cancelled_call_gets_one_of_their_own(served: Served, upstream: Upstream) -> None:

@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.faults import Fault
-from gateway.policy.model import AdmissionRules, Audit, Match, OneBackend, Replay, Route, Semantic, Tiers, pattern
+from gateway.policy.model import (
+    AdmissionRules,
+    Audit,
+    Match,
+    Replay,
+    Route,
+    Semantic,
+    Target,
+    light_and_large,
+    one_backend,
+    pattern,
+)
 from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.ports import Acceptance
 from gateway.yaml_source import Source
+
+# Where the light model's answer is as likely to be worse as not.
+DEFAULT_THRESHOLD = 0.5
 
 
 def compiled(file: PolicyFile, source: Source) -> Iterator[Route]:
@@ -52,13 +66,12 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
     )
 
 
-def _target(rule: TargetRule) -> OneBackend | Tiers:
+def _target(rule: TargetRule) -> Target:
     if rule.backend is not None:
-        return OneBackend(rule.backend)
+        return one_backend(rule.backend)
     assert rule.light is not None and rule.large is not None  # the schema has both or a backend
-    if rule.escalate_above is None:
-        return Tiers(rule.light, rule.large, large_share=rule.large_share)
-    return Tiers(rule.light, rule.large, rule.escalate_above, rule.large_share)
+    threshold = DEFAULT_THRESHOLD if rule.escalate_above is None else rule.escalate_above
+    return light_and_large(rule.light, rule.large, threshold, rule.large_share)
 
 
 def _match(rule: MatchRule) -> Match:

@@ -83,28 +83,39 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class OneBackend:
-    """Every miss goes to one backend."""
+class Tier:
+    """One step between the lightest model and the best one."""
 
+    name: str  # light | large, or what lies between them by the name of its backend
     backend: str
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        return (self.backend,)
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """Misses go to a light or a large backend."""
+class Target:
+    """Who answers what the caches do not."""
 
-    light: str
-    large: str
-    escalate_above: float = 0.5  # complexity in [0, 1] above which the large one answers
+    tiers: tuple[Tier, ...]  # from the lightest to the best; one: nothing to choose between
+    escalate_above: tuple[float, ...] = ()  # complexities in [0, 1], ascending: above each, one tier further
     large_share: float | None = None  # share of misses for the large one, in [0, 1]; not in force yet
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return (self.light, self.large)
+        return tuple(tier.backend for tier in self.tiers)
+
+    def tier_of(self, backend: str) -> str | None:
+        """None where there is nothing to choose."""
+        if len(self.tiers) == 1:
+            return None
+        return next((tier.name for tier in self.tiers if tier.backend == backend), None)
+
+
+def one_backend(name: str) -> Target:
+    """Every miss goes to this one."""
+    return Target((Tier(name, name),))
+
+
+def light_and_large(light: str, large: str, escalate_above: float, large_share: float | None = None) -> Target:
+    return Target((Tier("light", light), Tier("large", large)), (escalate_above,), large_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,7 @@ class Route:
     """What happens to a request that matches. Durations are seconds."""
 
     name: str
-    target: OneBackend | Tiers
+    target: Target
     match: Match = Match()
     exact_ttl_s: float | None = None  # None: off
     semantic: Semantic | None = None  # None: off

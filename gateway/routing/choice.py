@@ -1,11 +1,14 @@
-"""Which backend is asked, and which one after it. Pure."""
+"""Which tier answers, and who is asked after it. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from gateway.messages import Choice
-from gateway.policy.model import Tiers
+from gateway.policy.model import Target
 from gateway.routing.latency import Prediction
 
 
@@ -32,31 +35,33 @@ def only(backend: str) -> Decision:
 
 
 def choose(
-    tiers: Tiers,
-    threshold: float,
+    target: Target,
+    thresholds: Sequence[float],
     complexity: float,
     remaining: Remaining,
-    light: Prediction | None,
-    large: Prediction | None,
+    predictions: Sequence[Prediction | None],
 ) -> Decision:
-    """The large backend for what is complex, if its predicted latency fits the budget that is left.
+    """The tier that the complexity asks for, if its predicted latency fits the budget that is left; otherwise the best
+    one below it that fits, otherwise the next one above it that does.
 
-    `threshold`: the complexity in [0, 1] above which the large one answers. A backend of which nothing is known is
-    taken to fit. Where neither fits, the one that is predicted to be sooner is asked: late beats never, and the
-    deadline is the client's to enforce.
+    `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one a tier; of whom nothing
+    is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked: late beats
+    never, and the deadline is the client's to enforce.
     """
-    to_light = Decision((tiers.light, tiers.large), "light", Choice.SIMPLE)
-    to_large = Decision((tiers.large, tiers.light), "large", Choice.COMPLEX)
-    if complexity <= threshold:
-        return to_light if _holds(light, large, remaining) else replace(to_large, reason=Choice.BUDGET)
-    return to_large if _holds(large, light, remaining) else replace(to_light, reason=Choice.BUDGET)
+    wanted = bisect_left(thresholds, complexity)  # at a threshold is not above it
+    chosen = _affordable(wanted, remaining, predictions)
+    reason = Choice.BUDGET if chosen != wanted else Choice.COMPLEX if wanted else Choice.SIMPLE
+    order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))  # the nearest, the better one first
+    return Decision(tuple(target.tiers[i].backend for i in order), target.tiers[chosen].name, reason)
 
 
-def _holds(wanted: Prediction | None, other: Prediction | None, remaining: Remaining) -> bool:
-    """Whether the budget lets the wanted backend be asked rather than the other one."""
-    if wanted is None or fits(wanted, remaining):
-        return True
-    return other is not None and not fits(other, remaining) and wanted.total_s <= other.total_s
+def _affordable(wanted: int, remaining: Remaining, predictions: Sequence[Prediction | None]) -> int:
+    for tier in chain(range(wanted, -1, -1), range(wanted + 1, len(predictions))):
+        if fits(predictions[tier], remaining):
+            return tier
+    # Nobody fits, so everybody is known.
+    known = {tier: prediction.total_s for tier, prediction in enumerate(predictions) if prediction is not None}
+    return min(known, key=lambda tier: (known[tier], tier != wanted))
 
 
 def fits(prediction: Prediction | None, remaining: Remaining) -> bool:

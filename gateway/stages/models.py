@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,7 +11,7 @@ import orjson
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
-from gateway.ports import Backend
+from gateway.pool import Pool
 
 PATH = "/v1/models"
 
@@ -22,13 +22,13 @@ class Models:
     A backend that cannot say is left out; when none can, that is the answer.
     """
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, backends: Sequence[Pool]) -> None:
         self._backends = backends
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         if request.method != "GET" or not (request.path == PATH or request.path.startswith(PATH + "/")):
             return await forward(request)
-        backends = list(self._backends.values())
+        backends = self._backends
         if len(backends) == 1 and backends[0].http:
             return await forward(request)
         models = await self._merged(request)
@@ -40,9 +40,7 @@ class Models:
         return _json(models[name])
 
     async def _merged(self, request: Request) -> dict[str, dict[str, Any]]:
-        answers = await asyncio.gather(
-            *(backend.models(request) for backend in self._backends.values()), return_exceptions=True
-        )
+        answers = await asyncio.gather(*(backend.models(request) for backend in self._backends), return_exceptions=True)
         models: dict[str, dict[str, Any]] = {}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for answer in answers:

@@ -18,7 +18,7 @@ from gateway.cache.explained import ExplainedPair
 from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector
-from gateway.policy.model import OneBackend, Policy, Route, Semantic
+from gateway.policy.model import Policy, Route, Semantic, one_backend
 from gateway.ports import Acceptance, Candidate, Opinion
 from tests.fixtures.entries import vector_of
 
@@ -182,7 +182,7 @@ def test_a_body_that_is_no_pair_is_one_sentence_without_the_prompts(body: bytes,
 
 
 def test_a_route_that_is_not_there_or_has_no_semantic_cache_is_named() -> None:
-    policy = Policy((Route("faq", OneBackend("b")), Route("default", OneBackend("b"), semantic=PROMISE)), "hash")
+    policy = Policy((Route("faq", one_backend("b")), Route("default", one_backend("b"), semantic=PROMISE)), "hash")
     assert route_of(policy, None) == route_of(policy, "default") == ("default", PROMISE)
     with pytest.raises(BadRequest, match="no route is called 'fax': expected faq, default"):
         route_of(policy, "fax")

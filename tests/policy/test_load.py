@@ -144,7 +144,7 @@ def test_a_share_for_the_large_model_warns_and_complexity_decides() -> None:
     target = "{light: light, large: large, large_share: 30%}"
     policy = policy_from_text(text(rule("default").replace("{backend: main}", target)), "p.yaml", config())
     assert [warning.path[-1] for warning in policy.warnings] == ["large_share"]
-    assert policy.routes[0].target.escalate_above == 0.5  # type: ignore[union-attr]
+    assert policy.routes[0].target.escalate_above == (0.5,)
 
 
 def test_the_policies_of_the_repository_are_good_without_a_warning() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.policy.model import OneBackend, Tiers
+from gateway.policy.model import light_and_large, one_backend
 from gateway.ports import Acceptance
 
 from .documents import policy, rule
@@ -94,14 +94,14 @@ def test_a_rule_becomes_a_route_in_seconds_and_shares() -> None:
     assert (route.exact_ttl_s, route.latency_budget_s, route.share) == (86400, 0.8, "user")
     assert route.semantic is not None
     assert (route.semantic.ttl_s, route.semantic.acceptance) == (21600, Acceptance(None, 0.01))
-    assert route.target == Tiers("light", "large", 0.7)
+    assert route.target == light_and_large("light", "large", 0.7)
     assert not route.expose_headers
     assert (route.file, route.line) == ("test.yaml", 3)
 
 
 def test_without_a_cache_both_caches_are_off() -> None:
     route = policy(rule("one", "{tenant: acme}")).routes[0]
-    assert (route.exact_ttl_s, route.semantic, route.target) == (None, None, OneBackend("main"))
+    assert (route.exact_ttl_s, route.semantic, route.target) == (None, None, one_backend("main"))
 
 
 @pytest.mark.parametrize("off", ["off", "'off'", "false"])

@@ -284,7 +284,7 @@ async def test_a_client_that_leaves_an_upload_frees_the_backends_place(before_ra
         await arrived.wait()
     async with asyncio.timeout(5):
         await gone.wait()
-    assert before_raw.gateway.parts.lanes["main"].backend.inflight == 0
+    assert before_raw.gateway.parts.pools["main"].inflight == 0
 
 
 async def test_gateway_headers_of_a_request_stay_here(before_raw: Served, raw: WireUpstream) -> None:

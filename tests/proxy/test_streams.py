@@ -49,7 +49,7 @@ async def until(event: asyncio.Event) -> None:
 
 
 def inflight(served: Served) -> int:
-    return sum(lane.backend.inflight for lane in served.gateway.parts.lanes.values())
+    return sum(pool.inflight for pool in served.gateway.parts.pools.values())
 
 
 def breaking(upstream: Upstream, **how: Any) -> None:

@@ -52,7 +52,7 @@ def nowhere() -> dict[str, Any]:
 
 
 def inflight(served: Served) -> int:
-    return sum(lane.backend.inflight for lane in served.gateway.parts.lanes.values())
+    return sum(pool.inflight for pool in served.gateway.parts.pools.values())
 
 
 async def stored(served: Served) -> int:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.messages import Choice
-from gateway.policy.model import Tiers
+from gateway.policy.model import light_and_large
 from gateway.routing.budget import budget_of
 from gateway.routing.choice import Decision, Remaining, choose, fits, only
 from gateway.routing.latency import Prediction
 
-TIERS = Tiers("small", "big")
+TIERS = light_and_large("small", "big", 0.5)
 FAST, SLOW, SLOWER = (Prediction(t / 10, t / 100, t) for t in (0.1, 5.0, 9.0))
 BUDGET = Remaining(total_s=1.0)
 LIGHT, LARGE = ("small", "big"), ("big", "small")
@@ -53,7 +53,7 @@ def test_the_table_of_choices(
     tier: str,
     reason: Choice,
 ) -> None:
-    assert choose(TIERS, 0.5, complexity, remaining, light, large) == Decision(order, tier, reason)
+    assert choose(TIERS, (0.5,), complexity, remaining, (light, large)) == Decision(order, tier, reason)
 
 
 SECONDS = st.floats(0.001, 100.0)
@@ -71,7 +71,7 @@ def test_a_budget_is_never_promised_that_the_numbers_rule_out(
     large: Prediction | None,
 ) -> None:
     """Where one of the two fits and the other one does not, the one that fits is asked, whatever the complexity."""
-    decision = choose(TIERS, threshold, complexity, remaining, light, large)
+    decision = choose(TIERS, (threshold,), complexity, remaining, (light, large))
     light_fits, large_fits = fits(light, remaining), fits(large, remaining)
     if light_fits != large_fits:
         assert decision.tier == ("light" if light_fits else "large")

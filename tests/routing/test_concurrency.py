@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters.gate import QUEUE_FACTOR
+from gateway.lane import FAILURES
 from gateway.routing.breaker import State
-from gateway.stages.dispatch import FAILURES
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -40,11 +40,11 @@ async def test_beyond_places_and_queue_requests_are_refused_at_once(upstream: Up
             assert refused.headers["Retry-After"] == "1"
             assert "limit" in refused.json["error"]["message"]
         await until(lambda: len(upstream.calls) == LIMIT)
-        assert served.gateway.parts.lanes["main"].backend.inflight == LIMIT
+        assert served.gateway.parts.pools["main"].inflight == LIMIT
         upstream.gate.set()
         answers = await asyncio.gather(*tasks)
         assert sorted(answer.status for answer in answers) == [200] * HELD + [503] * 3
-        assert served.gateway.parts.lanes["main"].backend.inflight == 0
+        assert served.gateway.parts.pools["main"].inflight == 0
 
 
 async def test_who_waits_too_long_for_a_place_is_refused(upstream: Upstream, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ async def test_who_waits_too_long_for_a_place_is_refused(upstream: Upstream, tmp
         answers = await asyncio.gather(*ask(served, LIMIT + 2))
         assert sorted(answer.status for answer in answers)[-2:] == [504, 504], "two were with the backend"
         assert all(answer.status in (503, 504) for answer in answers)
-        assert served.gateway.parts.lanes["main"].backend.inflight == 0
+        assert served.gateway.parts.pools["main"].inflight == 0
 
 
 async def test_who_leaves_while_waiting_gives_its_turn_to_the_next(upstream: Upstream, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_full_light_tier_is_relieved_by_large_and_not_held_to_be_broken(
         await until(lambda: len(light.calls) == LIMIT and len(served.gateway.parts.flights) == HELD)
         relieved = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
         assert {answer.headers["x-nearhit-backend"] for answer in relieved} == {"large"}
-        lane = served.gateway.parts.lanes["light"]
+        lane = served.gateway.parts.pools["light"].lane
         assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is State.CLOSED
         light.gate.set()
         assert {answer.headers["x-nearhit-backend"] for answer in await asyncio.gather(*held)} == {"light"}

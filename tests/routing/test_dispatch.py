@@ -13,8 +13,8 @@ from aiohttp import web
 from gateway import app
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.hash_encoder import HashEncoder
+from gateway.lane import COOLDOWN_S, FAILURES
 from gateway.messages import Embedding
-from gateway.stages.dispatch import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
@@ -88,7 +88,7 @@ def reasons(served: Served) -> dict[tuple[str, str], float]:
 def observe(served: Served, name: str, seconds: float, *, streamed: bool = False) -> None:
     """As if the backend had answered so ten times."""
     for _ in range(10):
-        served.gateway.parts.lanes[name].latency.observe(
+        served.gateway.parts.pools[name].lane.latency.observe(
             stream=streamed,
             max_tokens=None,
             ttft_s=seconds,
@@ -202,7 +202,7 @@ async def test_a_failure_before_the_first_byte_is_made_good_by_the_other_tier(
     assert backend_of(answer) == "large"
     assert answer.cache_status == "nearhit; fwd=miss; stored"
     assert large.calls[0].json["model"] == "big"
-    assert timed.gateway.parts.lanes["light"].backend.inflight == 0
+    assert timed.gateway.parts.pools["light"].inflight == 0
 
 
 async def test_a_backend_that_nobody_listens_for_is_made_good_too(large: Upstream, tmp_path: Path) -> None:
