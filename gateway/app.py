@@ -21,7 +21,7 @@ from gateway.admin.stats import Stats
 from gateway.chains import Parts, build_parts, route_chains
 from gateway.checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
 from gateway.faults import Fault
 from gateway.front import Front
@@ -40,7 +40,7 @@ from gateway.parts import (
 )
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy
-from gateway.ports import Clock, Dialect
+from gateway.ports import Clock
 from gateway.recovery import Recovery
 from gateway.routing.breaker import State
 from gateway.server import DataPort
@@ -141,7 +141,6 @@ class Gateway:
     def handler(self) -> Handler:
         """The stages that every request passes; `ApplyPolicy` hands it on to those of its route."""
         telemetry = self.parts.telemetry
-        dialects: tuple[Dialect, ...] = (OpenAI(),)
         return compose(
             [
                 Observe(self._observer),  # outermost: sees every outcome
@@ -149,11 +148,11 @@ class Gateway:
                     telemetry,
                     inflight=lambda: self.data_port.inflight,
                     max_inflight=self.config.server.max_inflight,
-                    fallback=dialects[0],
+                    fallback=DIALECTS[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
                 Feedback(self.parts.memory, self.parts.controls, self.parts.labels, telemetry),  # no route of its own
-                ApplyPolicy(self._current, dialects),
+                ApplyPolicy(self._current, DIALECTS),
             ],
             _nowhere,
         )

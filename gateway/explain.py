@@ -14,7 +14,7 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.credentials import ANONYMOUS
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Bypass, Call, Embedding, Request, Vector
 from gateway.parts import build_backends, build_embedder, hardness_of
@@ -136,10 +136,10 @@ def _parse(path: Path) -> tuple[Request, Call]:
         body=orjson.dumps(wrapped["body"]),
     )
     request.trace.tenant = str(wrapped.get("tenant", ANONYMOUS))
-    dialect = OpenAI()
-    if not dialect.claims(request.method, request.path):
+    dialect = dialect_of(request.method, request.path)
+    if dialect is None:
         raise BadRequest(f"{path}: the path {request.path} is passed through, there is nothing to explain")
-    return request, dialect.parse(request.path, request.body)
+    return request, dialect.parse(request.path, request.body, request.headers)
 
 
 async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Vector | None]:

@@ -73,7 +73,7 @@ class Judge:
             path=CHAT,
             query="",
             body=body,
-            call=self._dialect.parse(CHAT, body),
+            call=self._dialect.parse(CHAT, body, {}),
             trace=request.trace.apart(),
             directives=CacheDirectives(no_store=True),
             scope="",

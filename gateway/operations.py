@@ -8,7 +8,7 @@ from gateway.admin.cache import CacheAdmin
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.chains import Parts
 from gateway.config import Config
-from gateway.dialects.openai import OpenAI
+from gateway.dialects.known import DIALECTS
 from gateway.parts import Stores
 from gateway.policy.model import Policy
 from gateway.portability import Portability
@@ -41,7 +41,7 @@ def cache_admin_of(config: Config, parts: Parts, stores: Stores, removal: Remova
         removal=removal,
         index=parts.index,
         embedder=parts.embedder,
-        dialects=(OpenAI(),),
+        dialects=DIALECTS,
         clock=parts.clock,
         max_entry=config.store.max_entry,
     )

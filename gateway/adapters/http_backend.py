@@ -20,7 +20,7 @@ from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
 from gateway.errors import BackendError, BadRequest, StreamBroken
-from gateway.messages import ByteStream, Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
@@ -113,13 +113,19 @@ class HttpBackend:
         """Status and headers of the answer. Raises `BackendError`."""
         call = request.call
         data: bytes | AsyncIterator[bytes] | None = body
-        if body is None:
-            data = self._body(request, call) if call is not None else request.source.stream()
+        headers = self._headers(request)
+        target, query = path or request.path, "" if path else request.query
+        if body is None and call is not None:
+            sent = call.dialect.outgoing(request.path, call, model=self._model, kept=bool(request.fingerprint))
+            target, data = sent.path, sent.body
+            headers += sent.headers
+        elif body is None:
+            data = request.source.stream()
         attempt = partial(
             self._session.request,
             method or request.method,
-            self.url(path or request.path, "" if path else request.query),
-            headers=self._headers(request),
+            self.url(target, query),
+            headers=headers,
             data=data or None,
             allow_redirects=False,
         )
@@ -138,16 +144,6 @@ class HttpBackend:
             raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
-
-    def _body(self, request: Request, call: Call) -> bytes:
-        """What was parsed, never the raw bytes: two parsers cannot disagree on it."""
-        body: dict[str, Any] = dict(call.body)
-        if self._model is not None:
-            body["model"] = self._model
-        if call.stream and request.fingerprint and call.operation != "embeddings":
-            # The usage is part of the answer that is stored; `Dialect.shown` hides it from clients that did not ask.
-            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        return orjson.dumps(body)
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
         read_here = request.call is not None  # the answer will be, and the request's body was already decoded

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from gateway.bodies import Ready
 from gateway.cache.freshness import Freshness
-from gateway.messages import Entry, Event, EventStream, Provenance, Response, Verdict, Whole
+from gateway.messages import Entry, EventStream, Provenance, Request, Response, Verdict, Whole
 
 
-def answer_from(entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None) -> Response:
+def answer_from(
+    request: Request, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
+) -> Response:
     """In the form in which it was stored; `Render` turns it into the one the client wants."""
-    if entry.streamed:
-        body: Whole | EventStream = EventStream(Ready(tuple(Event(data) for data in entry.payload)))
+    call = request.call
+    if entry.streamed and call is not None:
+        body: Whole | EventStream = EventStream(Ready(tuple(call.dialect.event(call, data) for data in entry.payload)))
     else:
         body = Whole(entry.payload[0])
     headers = (("Content-Type", entry.content_type),)

@@ -15,7 +15,7 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
-from gateway.ports import Inspection, TextAnswer
+from gateway.ports import Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
@@ -36,9 +36,17 @@ class OpenAI:
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path in OPERATIONS
 
-    def parse(self, path: str, body: bytes) -> Call:
-        operation = OPERATIONS[path]
-        return _call(self, operation, parse_object(body))
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        return _call(self, OPERATIONS[path], parse_object(body))
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        body: dict[str, Any] = dict(call.body)
+        if model is not None:
+            body["model"] = model
+        if call.stream and kept and call.operation != "embeddings":
+            # The usage is part of the answer that is stored; `shown` hides it from clients that did not ask.
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        return Outgoing(path, orjson.dumps(body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(call.operation, payload, streamed)
@@ -51,6 +59,9 @@ class OpenAI:
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
+
+    def event(self, call: Call, data: bytes) -> Event:
+        return Event(data)
 
     def shown(self, call: Call, event: Event) -> bool:
         """The usage chunk is the client's only if it asked for it; the gateway always asks, to count and to cache."""

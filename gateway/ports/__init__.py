@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gateway.ports.answering import Backend, Dialect, Inspection, TextAnswer
+from gateway.ports.answering import Backend, Dialect, Inspection, Outgoing, TextAnswer
 from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
 from gateway.ports.stores import (
     Claim,
@@ -40,6 +40,7 @@ __all__ = [
     "MigrationStore",
     "NearStore",
     "Opinion",
+    "Outgoing",
     "PriorBands",
     "RemovalStore",
     "ResponseStore",

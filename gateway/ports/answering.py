@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +58,15 @@ class TextAnswer(Protocol):
         """What ends the stream. `reason`: `stop` or `length`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A call as it is sent to a backend that speaks its dialect."""
+
+    path: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
+
+
 class Dialect(Protocol):
     """A wire protocol that clients speak. Pure: no I/O, no clock."""
 
@@ -67,8 +76,14 @@ class Dialect(Protocol):
     def claims(self, method: str, path: str) -> bool:
         """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
 
-    def parse(self, path: str, body: bytes) -> Call:
-        """The call of a request that this dialect claims. Raises `BadRequest`."""
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        """The call of a request that this dialect claims; `headers` case-insensitive. Raises `BadRequest`."""
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        """What a backend is sent: what was parsed, never the raw bytes, so that two parsers cannot disagree on it.
+
+        `model`: the name it is asked for by; None: the client's. `kept`: the answer may be stored, so that all of it
+        is wanted, what this client did not ask for included (`shown` hides that again)."""
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
@@ -85,6 +100,9 @@ class Dialect(Protocol):
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """A whole body, or one event's data, as if it were made now: under an id of the dialect's form made of
         `answer_id`, and with `created`, seconds since the epoch. What has neither comes back as it is."""
+
+    def event(self, call: Call, data: bytes) -> Event:
+        """A stored event's data as it goes over the wire, under its name where the protocol names events."""
 
     def shown(self, call: Call, event: Event) -> bool:
         """Whether this client asked for this event; the gateway itself may have asked for more."""

@@ -47,10 +47,10 @@ class ExactLookup:
         freshness = freshness_of(entry, self._lifetime, directives, self._clock.wall())
         if freshness.fresh:
             request.trace.served = (entry, self._lifetime)
-            return answer_from(entry, freshness, Verdict.EXACT)
+            return answer_from(request, entry, freshness, Verdict.EXACT)
         if freshness.revalidate:
             self._background.start(f"refresh {request.fingerprint}", self._refresh(request, forward))
-            return answer_from(entry, freshness, Verdict.STALE)
+            return answer_from(request, entry, freshness, Verdict.STALE)
         if freshness.on_error:
             return await self._unless_it_fails(request, forward, entry, freshness)
         return await forward(request)
@@ -63,7 +63,7 @@ class ExactLookup:
         if entry is None:
             return None
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        return answer_from(entry, freshness, Verdict.EXACT) if freshness.fresh else None
+        return answer_from(request, entry, freshness, Verdict.EXACT) if freshness.fresh else None
 
     async def _find(self, request: Request) -> Entry | None:
         try:
@@ -91,11 +91,11 @@ class ExactLookup:
             if self._front.banned(entry):  # removed while the backend was asked
                 raise
             LOG.warning("served stale", extra={"fields": {"id": request.id, "error": error.message}})
-            return answer_from(entry, freshness, Verdict.STALE)
+            return answer_from(request, entry, freshness, Verdict.STALE)
         if response.status not in FAILED or self._front.banned(entry):
             return response
         await close_body(response.body)
-        return answer_from(entry, freshness, Verdict.STALE)
+        return answer_from(request, entry, freshness, Verdict.STALE)
 
 
 def _own(entry: Entry | None, request: Request) -> Entry | None:

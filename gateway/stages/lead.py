@@ -99,9 +99,9 @@ class Lead:
             return None
         self._telemetry.crowds.add("followed")
         if not waited:  # it landed between the lookup and the lease
-            return answer_from(entry, freshness, Verdict.EXACT)
+            return answer_from(request, entry, freshness, Verdict.EXACT)
         provenance = Provenance(Verdict.COALESCED, backend=entry.backend)
-        return replace(answer_from(entry, freshness, Verdict.COALESCED), provenance=provenance)
+        return replace(answer_from(request, entry, freshness, Verdict.COALESCED), provenance=provenance)
 
     async def _led(self, request: Request, forward: Handler, token: int) -> Response:
         name, trace = request.fingerprint, request.trace

@@ -51,7 +51,7 @@ class ApplyPolicy:
             if dialect.claims(request.method, request.path):
                 request.trace.dialect = dialect
                 body = await request.source.read()
-                return body, dialect.parse(request.path, body)
+                return body, dialect.parse(request.path, body, request.headers)
         return b"", None
 
 

@@ -77,7 +77,7 @@ class SemanticLookup:
         if hit is None:
             return None
         served, freshness = hit
-        return answer_from(served.entry, freshness, Verdict.SEMANTIC, served.similarity)
+        return answer_from(request, served.entry, freshness, Verdict.SEMANTIC, served.similarity)
 
     async def alike(self, request: Request, aloft: Sequence[Question]) -> Question | None:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""

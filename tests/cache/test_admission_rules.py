@@ -29,7 +29,9 @@ from tests.proxy.test_lossless import choice
 
 def asked(*roles: str, **fields: Any) -> Any:
     messages = [{"role": role, "content": "hi"} for role in roles or ("user",)]
-    return OpenAI().parse("/v1/chat/completions", json.dumps({"model": "m", "messages": messages, **fields}).encode())
+    return OpenAI().parse(
+        "/v1/chat/completions", json.dumps({"model": "m", "messages": messages, **fields}).encode(), {}
+    )
 
 
 @pytest.mark.parametrize(

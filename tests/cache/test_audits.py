@@ -40,7 +40,7 @@ routes:
 """
 STORED, ASKED = "alpha beta gamma delta epsilon", "alpha beta gamma delta zeta"
 OTHER = "one two three four five six seven eight nine ten"
-HI = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
+HI = OpenAI().parse("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}', {})
 HIT, MISS = "nearhit; hit; detail=semantic", "nearhit; fwd=miss; stored"
 
 

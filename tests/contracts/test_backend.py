@@ -112,7 +112,7 @@ def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:
         if body
         else {"model": "m", "messages": [{"role": "user", "content": "What is a scope?"}]}
     )
-    return replace(request, call=OpenAI().parse(path, orjson.dumps(fields)))
+    return replace(request, call=OpenAI().parse(path, orjson.dumps(fields), {}))
 
 
 def streamed() -> Request:

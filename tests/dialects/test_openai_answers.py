@@ -238,7 +238,7 @@ def test_whatever_comes_is_judged_and_at_most_malformed(body: bytes) -> None:
 
 def call(**fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return OpenAI().parse("/v1/chat/completions", encoded(body))
+    return OpenAI().parse("/v1/chat/completions", encoded(body), {})
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
