@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP endpoint, and the pass-through of every path that no dialect knows."""
+"""An HTTP endpoint that speaks one of the dialects, and the pass-through of every path that no dialect knows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
 class HttpBackend:
-    """`forward_credentials`: the client's own credentials go upstream unless `api_key` replaces them."""
+    """`speaks`: the name of the dialect that the endpoint understands. `forward_credentials`: the client's own
+    credentials go upstream unless `api_key` replaces them."""
 
     http = True
 
@@ -37,6 +38,7 @@ class HttpBackend:
         name: str,
         url: str,
         *,
+        speaks: str = "openai",
         session: aiohttp.ClientSession,
         model: str | None,
         api_key: str | None,
@@ -45,6 +47,7 @@ class HttpBackend:
         timeouts: Timeouts,
     ) -> None:
         self.name = name
+        self._speaks = speaks
         base = url.rstrip("/")
         self._base = base  # what stands for /v1
         self._root = base.removesuffix("/v1")  # what stands for /
@@ -68,6 +71,9 @@ class HttpBackend:
         return self._gate.inflight
 
     async def send(self, request: Request) -> Response:
+        call = request.call
+        if call is not None and call.dialect.name != self._speaks:
+            raise BadRequest(f"backend '{self.name}' speaks {self._speaks}, and cannot be asked by {call.dialect.name}")
         place = await self._gate.enter()
         try:
             response = await self._open(request)
