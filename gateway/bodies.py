@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gateway.messages import Body, ByteStream, EventStream, Response, Whole
+from gateway.messages import Body, ByteStream, Closing, EventStream, Frame, Response, Tunnel, Whole
+
+if TYPE_CHECKING:
+    from gateway.ports import Duplex
 
 T = TypeVar("T")
+GONE = Closing(1001, "the other side is gone")
 
 
 class Guarded(AsyncIterator[T], Generic[T]):
@@ -57,11 +61,39 @@ async def close_stream(stream: AsyncIterator[object]) -> None:
         await close()
 
 
+class Ending:
+    """A `Duplex` that says when it is over, once."""
+
+    def __init__(self, inner: Duplex, over: Callable[[], None]) -> None:
+        self._inner = inner
+        self._over: Callable[[], None] | None = over
+
+    @property
+    def protocol(self) -> str | None:
+        return self._inner.protocol
+
+    async def send(self, frame: Frame) -> None:
+        await self._inner.send(frame)
+
+    async def receive(self) -> Frame | Closing:
+        return await self._inner.receive()
+
+    async def close(self, closing: Closing) -> None:
+        try:
+            await self._inner.close(closing)
+        finally:
+            over, self._over = self._over, None
+            if over is not None:
+                over()
+
+
 async def close_body(body: Body) -> None:
     if isinstance(body, EventStream):
         await close_stream(body.events)
     elif isinstance(body, ByteStream):
         await close_stream(body.chunks)
+    elif isinstance(body, Tunnel):
+        await body.upstream.close(GONE)
 
 
 def with_end(response: Response, over: Callable[[], None]) -> Response:
@@ -72,6 +104,8 @@ def with_end(response: Response, over: Callable[[], None]) -> Response:
         return response
     if isinstance(body, EventStream):
         return replace(response, body=EventStream(Guarded(body.events, over)))
+    if isinstance(body, Tunnel):
+        return replace(response, body=Tunnel(Ending(body.upstream, over)))
     return replace(response, body=ByteStream(Guarded(body.chunks, over)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.bodies import Guarded, close_body
 from gateway.errors import BackendError, Refused, StreamBroken
-from gateway.messages import Event, EventStream, Response, Whole
+from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
@@ -54,7 +54,7 @@ class Flight:
             self._leave(reader)
             return head
         items = Guarded(self._read(reader), lambda: self._leave(reader))
-        return replace(head, body=type(head.body)(items))
+        return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
 
     def _leave(self, reader: object) -> None:
         self._positions.pop(reader, None)
@@ -101,6 +101,7 @@ class Flight:
         body = response.body
         if isinstance(body, Whole):
             return
+        assert not isinstance(body, Tunnel)  # no dialect's call becomes one
         try:
             async for item in body.events if isinstance(body, EventStream) else body.chunks:
                 self._items.append(item)

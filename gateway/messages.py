@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from gateway.ports import BodySource, Dialect
+    from gateway.ports import BodySource, Dialect, Duplex
     from gateway.trace import Trace
 
 Vector = NDArray[np.float32]
@@ -133,7 +133,26 @@ class ByteStream:
     chunks: AsyncIterator[bytes]
 
 
-Body = Whole | EventStream | ByteStream
+Frame = str | bytes
+"""What one side of a WebSocket says: text or binary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The end of a WebSocket: a status code (RFC 6455 section 7.4) and a reason."""
+
+    code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """The backend has agreed to a WebSocket. Whoever holds it relays it to its end, or closes it."""
+
+    upstream: Duplex
+
+
+Body = Whole | EventStream | ByteStream | Tunnel
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +294,15 @@ class Entry:
     def size(self) -> int:
         """Bytes of the answer and the question, as far as they count for a memory bound."""
         return sum(map(len, self.payload)) + len(self.question or "") + 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
+class Placed:
+    """A vector with the fingerprint of the embedder that made it, where those of several may meet: vectors of different
+    fingerprints are never compared."""
+
+    vector: Vector
+    embedder: str
 
 
 @dataclass(frozen=True, slots=True)

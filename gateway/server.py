@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from gateway.bodies import Ready, close_body
+from gateway.compression import compressed
 from gateway.config.schema import Server as ServerConfig
 from gateway.connection import refusal
+from gateway.cors import CrossOrigin
 from gateway.errors import StreamBroken
 from gateway.front import Front
-from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
+from gateway.messages import ByteStream, Event, EventStream, Request, Response, Tunnel, Whole
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.request_body import HttpBody, taken_whole
 from gateway.response_headers import answer_headers
 from gateway.timed_server import TimedServer
 from gateway.trace import Trace
+from gateway.websocket import relay
 from gateway.wire import Prebuilt, whole
 
 HTTP_LOG = logging.getLogger("nearhit.http")
@@ -42,12 +47,14 @@ class DataPort:
     ) -> None:
         self._config = config
         self._front = front
+        self._cors = CrossOrigin(config.cors)
         self._table = table
         self._clock = clock
         self._health = health
         self._runner: web.ServerRunner | None = None
         self.inflight = 0
         self.draining = False
+        self._stopping = asyncio.Event()
 
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
@@ -74,6 +81,7 @@ class DataPort:
     async def stop(self) -> None:
         """Takes no more connections, lets what is in flight end within `drain_timeout`, then cuts."""
         self.draining = True
+        self._stopping.set()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -84,6 +92,9 @@ class DataPort:
             return refusal(400, "Transfer-Encoding: expected chunked alone")
         if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
             return await self._report(path)
+        preflight = self._cors.preflight(http.method, http.headers)
+        if preflight is not None:
+            return web.Response(status=204, headers=preflight)
         request_id, table, body = _request_id(http), self._table(), taken_whole(http)
         key = None if body is None else self._front.key(http, body)
         if key is not None:
@@ -102,12 +113,19 @@ class DataPort:
                 received=self._clock.monotonic(),
                 trace=Trace(self._clock),
             )
-            response = await self._handler(request)
+            response = await self._fitted(http, await self._handler(request))
             if key is not None:
                 self._front.learn(key, table, request, response)
             return await self._send(http, request, response)
         finally:
             self.inflight -= 1
+
+    async def _fitted(self, http: web.BaseRequest, response: Response) -> Response:
+        """The answer as this client may and can take it."""
+        headers = self._cors.added(http.headers, response.headers)
+        if headers is not None:
+            response = replace(response, headers=tuple(headers))
+        return await compressed(http.headers, response) if self._config.compress else response
 
     async def _report(self, path: str) -> web.Response:
         if path == "/healthz":
@@ -124,6 +142,10 @@ class DataPort:
             headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
             return whole(http, response.status, headers, response.body.data)
         try:
+            if isinstance(response.body, Tunnel):
+                return await relay(
+                    http, response.body.upstream, max_frame=self._config.max_body, stopping=self._stopping
+                )
             return await self._relay(http, response, headers)
         finally:
             await close_body(response.body)

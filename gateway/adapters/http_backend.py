@@ -15,12 +15,13 @@ from yarl import URL
 
 from gateway.adapters.gate import Gate, Place
 from gateway.adapters.http_headers import NOT_SENT, request_headers, response_headers
+from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
 from gateway.errors import BackendError, BadRequest, StreamBroken
-from gateway.messages import ByteStream, Event, EventStream, Request, Response, Whole
+from gateway.messages import ByteStream, Event, EventStream, Request, Response, Tunnel, Whole
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
@@ -74,6 +75,10 @@ class HttpBackend:
         call = request.call
         if call is not None and call.dialect.name != self._speaks:
             raise BadRequest(f"backend '{self.name}' speaks {self._speaks}, and cannot be asked by {call.dialect.name}")
+        if call is None and request.headers.get("upgrade", "").lower() == "websocket":
+            upgraded = await self._websocket(request)
+            if upgraded is not None:
+                return upgraded
         place = await self._gate.enter()
         try:
             response = await self._open(request)
@@ -86,6 +91,25 @@ class HttpBackend:
         except BaseException:
             exchange.close()
             raise
+
+    async def _websocket(self, request: Request) -> Response | None:
+        """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8): it is then asked without,
+        so that the client gets what it says to that."""
+        place = await self._gate.enter()
+        url, headers = self.url(request.path, request.query), self._headers(request)
+        try:
+            async with asyncio.timeout(self._timeouts.first_byte):
+                socket = await open_websocket(self._session, url, headers, request)
+        except BaseException as error:
+            place.leave()
+            if isinstance(error, aiohttp.WSServerHandshakeError):
+                return None
+            if isinstance(error, TimeoutError):
+                raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+            if isinstance(error, aiohttp.ClientError | OSError):
+                raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
+            raise
+        return Response(101, (), Tunnel(HttpWebSocket(socket, place)))
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
         place = await self._gate.enter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,25 @@ from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, 
 from gateway.config.urls import StoreUrl
 from gateway.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+
+# RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)
+
+
+class Cors(Section):
+    """Which web pages may ask from a browser."""
+
+    origins: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # such as https://app.example; * for all
+    max_age: Duration = 600.0  # how long a browser may rely on a preflight's answer
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        origins = given.get("origins")
+        for origin in origins if isinstance(origins, list | tuple) else ():
+            if isinstance(origin, str) and origin != "*" and ORIGIN.fullmatch(origin) is None:
+                yield Problem(
+                    "origins", f"{origin!r} is no origin, expected scheme and host such as https://app.example"
+                )
 
 
 class Server(Section):
@@ -28,6 +48,8 @@ class Server(Section):
     body_timeout: PositiveDuration = 30.0
     idle_timeout: PositiveDuration = 75.0
     drain_timeout: Duration = 30.0
+    cors: Cors = Field(default_factory=Cors)
+    compress: bool = False  # whole answers, for clients that take gzip
     max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
 
 

@@ -6,7 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.messages import Admission, Call, Event, Request, Response
+from gateway.messages import Admission, Call, Closing, Event, Frame, Request, Response
+
+
+class Duplex(Protocol):
+    """A WebSocket to a backend."""
+
+    @property
+    def protocol(self) -> str | None:
+        """The subprotocol that the backend has chosen of those that the client offered."""
+
+    async def send(self, frame: Frame) -> None:
+        """Waits until it may be sent. Raises `ConnectionError` where the other side is gone."""
+
+    async def receive(self) -> Frame | Closing:
+        """The next frame, or how it ended."""
+
+    async def close(self, closing: Closing) -> None:
+        """Says goodbye, within bounds. Closing twice does no harm."""
 
 
 class Backend(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.bodies import Guarded, Ready
-from gateway.messages import EventStream, Provenance, Request, Response, Whole
+from gateway.bodies import Ending, Guarded, Ready
+from gateway.messages import ByteStream, EventStream, Provenance, Request, Response, Tunnel, Whole
 from gateway.observer import Observer
 from gateway.pipeline import Handler
 
@@ -35,7 +35,9 @@ class Observe:
             return replace(response, body=EventStream(Ready(body.events.rest(), done)))
         if isinstance(body, EventStream):
             return replace(response, body=EventStream(Guarded(body.events, done)))
-        return replace(response, body=type(body)(Guarded(body.chunks, done)))
+        if isinstance(body, Tunnel):
+            return replace(response, body=Tunnel(Ending(body.upstream, done)))
+        return replace(response, body=ByteStream(Guarded(body.chunks, done)))
 
     def _over(self, request: Request, status: int, provenance: Provenance | None) -> None:
         self._observer.over(

@@ -1,0 +1,88 @@
+"""WebSocket connections between a client and a backend (RFC 6455), such as realtime sessions: frames go both ways as
+they come, each side as fast as the other one reads. Nothing of them is cached."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from gateway.messages import Closing, Frame
+from gateway.ports import Duplex
+
+HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of it is gone
+CLOSE_S = 5.0  # how long a side may take to say goodbye
+
+
+def is_upgrade(http: web.BaseRequest) -> bool:
+    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
+
+
+async def relay(
+    http: web.BaseRequest, upstream: Duplex, *, max_frame: int, stopping: asyncio.Event
+) -> web.WebSocketResponse:
+    """Until one side ends, which the other one is told with the same code, or until the gateway stops: a session may
+    last an hour, and its client has to go elsewhere. `max_frame`: bytes of a client's frame."""
+    protocols = () if upstream.protocol is None else (upstream.protocol,)
+    client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
+    await client.prepare(http)
+    session = asyncio.create_task(_session(client, upstream, stopping))
+    try:
+        await asyncio.shield(session)
+    except asyncio.CancelledError:
+        # The server ends the handler of a client that has left. The session sees that too, and says goodbye upstream.
+        await asyncio.wait((session,), timeout=2 * CLOSE_S)
+        session.cancel()
+        raise
+    return client
+
+
+async def _session(client: web.WebSocketResponse, upstream: Duplex, stopping: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(side) for side in (_up(client, upstream), _down(client, upstream), _stop(stopping))]
+    closing = Closing(WSCloseCode.GOING_AWAY)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        closing = _outcome(next(task for task in tasks if task.done()))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        with suppress(ConnectionError, RuntimeError):
+            await client.close(code=closing.code, message=closing.reason.encode()[:123])
+        await upstream.close(closing)
+
+
+async def _up(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
+    while True:
+        message = await client.receive()
+        if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
+            await upstream.send(message.data)
+        else:  # closed, or an error that aiohttp has closed it for
+            return Closing(_sendable(client.close_code), str(message.extra or ""))
+
+
+async def _down(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
+    while True:
+        frame: Frame | Closing = await upstream.receive()
+        if isinstance(frame, Closing):
+            return Closing(_sendable(frame.code), frame.reason)
+        await (client.send_str(frame) if isinstance(frame, str) else client.send_bytes(frame))
+
+
+async def _stop(stopping: asyncio.Event) -> Closing:
+    await stopping.wait()
+    return Closing(WSCloseCode.GOING_AWAY, "the gateway stops")
+
+
+def _outcome(task: asyncio.Task[Closing]) -> Closing:
+    if task.exception() is not None:
+        return Closing(WSCloseCode.INTERNAL_ERROR, "the other side is gone")
+    return task.result()
+
+
+def _sendable(code: int | None) -> int:
+    """1005, 1006 and 1015 say how a connection ended without a code, and must not be sent (RFC 6455 section 7.4.1)."""
+    if code is None or code == 1005:
+        return WSCloseCode.OK
+    return WSCloseCode.GOING_AWAY if code in (1006, 1015) else code

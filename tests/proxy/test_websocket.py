@@ -1,0 +1,170 @@
+"""WebSockets pass through: realtime clients see their backend's frames, subprotocol and close codes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import WSMsgType, web
+
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Realtime:
+    """A backend that answers each frame with the same one."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.handshakes: list[web.Request] = []
+        self.codes: list[int | None] = []
+        self.refuse = 0
+        self.close_after: tuple[int, bytes] | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.handshakes.append(request)
+        if self.refuse:
+            return web.Response(status=self.refuse)
+        socket = web.WebSocketResponse(protocols=("realtime", "other"), max_msg_size=2**24)
+        await socket.prepare(request)
+        async for message in socket:
+            if self.close_after is not None:
+                code, reason = self.close_after
+                await socket.close(code=code, message=reason)
+            elif message.type is WSMsgType.TEXT:
+                await socket.send_str(message.data)
+            else:
+                await socket.send_bytes(message.data)
+        self.codes.append(socket.close_code)
+        return socket
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Realtime]:
+    realtime = Realtime()
+    application = web.Application()
+    application.router.add_get("/v1/realtime", realtime.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    realtime.url = f"http://{host}:{port}/v1"
+    yield realtime
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def before(backend: Realtime, folder: Path, **server: Any) -> AsyncIterator[Served]:
+    config = config_of(folder, {"main": {"adapter": "openai", "url": backend.url}}, server=server)
+    async with gateway_of(config) as served:
+        yield served
+
+
+@pytest.fixture
+async def served(backend: Realtime, tmp_path: Path) -> AsyncIterator[Served]:
+    async with before(backend, tmp_path) as gateway:
+        yield gateway
+
+
+def opened(served: Served, **options: Any) -> Any:
+    return served.session.ws_connect(f"{served.url}/v1/realtime?model=m", **options)
+
+
+async def test_frames_go_both_ways_as_they_are(served: Served, backend: Realtime) -> None:
+    async with opened(served, headers={"Authorization": "Bearer k", "OpenAI-Beta": "realtime=v1"}) as socket:
+        await socket.send_str("grüße")
+        assert await socket.receive_str() == "grüße"
+        await socket.send_bytes(bytes(range(256)) * 4096)
+        assert await socket.receive_bytes() == bytes(range(256)) * 4096
+    handshake = backend.handshakes[0]
+    assert handshake.headers["Authorization"] == "Bearer k"
+    assert handshake.headers["OpenAI-Beta"] == "realtime=v1"
+    assert handshake.query_string == "model=m"
+
+
+async def test_the_backend_chooses_the_subprotocol(served: Served) -> None:
+    async with opened(served, protocols=("unknown", "realtime")) as socket:
+        assert socket.protocol == "realtime"
+
+
+async def test_a_handshake_that_the_backend_refuses_is_refused(served: Served, backend: Realtime) -> None:
+    backend.refuse = 403
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        await opened(served)
+    assert caught.value.status == 403
+
+
+async def test_nobody_there_is_a_502_and_no_upgrade(tmp_path: Path) -> None:
+    gone = Realtime()
+    gone.url = "http://127.0.0.1:9/v1"  # the discard port: nobody listens there
+    async with before(gone, tmp_path) as served:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await opened(served)
+        assert caught.value.status == 502
+
+
+async def test_the_backends_close_code_and_reason_reach_the_client(served: Served, backend: Realtime) -> None:
+    backend.close_after = (4001, b"session expired")
+    async with opened(served) as socket:
+        await socket.send_str("hello")
+        message = await socket.receive()
+        assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 4001, "session expired")
+
+
+async def test_the_clients_close_code_reaches_the_backend(served: Served, backend: Realtime) -> None:
+    async with opened(served) as socket:
+        await socket.close(code=4002)
+    await until(lambda: backend.codes == [4002])
+
+
+async def test_a_client_that_is_gone_ends_the_session_upstream(served: Served, backend: Realtime) -> None:
+    socket = await opened(served)
+    assert served.gateway.parts.pools["main"].inflight == 1
+    transport = socket._response.connection.transport
+    transport.abort()
+    await until(lambda: len(backend.codes) == 1)
+    await until(lambda: served.gateway.parts.pools["main"].inflight == 0)
+    assert served.gateway.data_port.inflight == 0
+
+
+async def test_a_frame_beyond_the_bound_is_refused_with_1009(backend: Realtime, tmp_path: Path) -> None:
+    async with before(backend, tmp_path, max_body="64KiB") as served, opened(served) as socket:
+        await socket.send_bytes(bytes(65 * 1024))
+        message = await socket.receive()
+        assert (message.type, message.data) == (WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
+
+
+async def test_a_gateway_that_stops_says_going_away(backend: Realtime, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with before(backend, tmp_path, drain_timeout="100ms") as served:
+            socket = await session.ws_connect(f"{served.url}/v1/realtime")
+        message = await socket.receive()
+        assert (message.type, message.data) == (WSMsgType.CLOSE, aiohttp.WSCloseCode.GOING_AWAY)
+    await until(lambda: backend.codes == [aiohttp.WSCloseCode.GOING_AWAY])
+
+
+async def test_sessions_are_seen_once_they_are_over(served: Served) -> None:
+    async with opened(served) as socket:
+        await socket.send_str("x")
+        await socket.receive_str()
+    requests = served.gateway.parts.telemetry.requests
+    await until(lambda: any(labels[-1] == "101" for labels in requests.values))
+    assert sum(count for labels, count in requests.values.items() if labels[-1] == "101") == 1
+
+
+async def test_many_sessions_do_not_mix(served: Served) -> None:
+    async def session(number: int) -> None:
+        async with opened(served) as socket:
+            for i in range(5):
+                await socket.send_str(f"{number} {i}")
+                assert await socket.receive_str() == f"{number} {i}"
+
+    await asyncio.gather(*(session(number) for number in range(20)))
