@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.lane import Lane
-from gateway.messages import Call, Request, Response
+from gateway.messages import Request, Response
 from gateway.ports import Backend, Clock
 from gateway.routing.breaker import State
-from gateway.routing.latency import Prediction
+from gateway.routing.latency import CONFIDENCE, Asked, Prediction
 from gateway.telemetry import Telemetry
 
 
@@ -33,9 +33,15 @@ class Pool:
         """`now`: monotonic clock."""
         return self.lane.breaker.state(now)
 
-    def predict(self, call: Call, now: float) -> Prediction | None:
-        """What it would take to answer; None while nothing recent is known."""
-        return self.lane.latency.predict(stream=call.stream, max_tokens=call.max_tokens, now=now)
+    @property
+    def load(self) -> int:
+        """Calls that are not over: on their way, or waiting for a place."""
+        return self.lane.load
+
+    def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+        """What it would take to answer, kept with `confidence`. None while nothing recent is known, `lane.UNTOLD` while
+        a call is on its way that will tell."""
+        return self.lane.predict(asked, now, confidence)
 
     def allow(self, now: float) -> bool:
         """Whether it may be asked now. A yes to a backend that has failed is the one probe: ask it then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,9 +60,9 @@ def _affordable(wanted: int, remaining: Remaining, predictions: Sequence[Predict
     for tier in chain(range(wanted, -1, -1), range(wanted + 1, len(predictions))):
         if fits(predictions[tier], remaining):
             return tier
-    # Nobody fits, so everybody is known.
+    # Nobody fits, so everybody is known, or about to be: of these the lightest.
     known = {tier: prediction.total_s for tier, prediction in enumerate(predictions) if prediction is not None}
-    return min(known, key=lambda tier: (known[tier], tier != wanted))
+    return min(known, key=lambda tier: (known[tier], tier if math.isinf(known[tier]) else tier != wanted))
 
 
 def fits(prediction: Prediction | None, remaining: Remaining) -> bool:

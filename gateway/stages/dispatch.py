@@ -9,6 +9,7 @@ import numpy as np
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, OnlyIfCached
+from gateway.lane import asked_of
 from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Vector, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
@@ -87,7 +88,8 @@ class Dispatch:
             None if request.ttft_deadline is None else request.ttft_deadline - now,
             request.tpot_s,
         )
-        predictions = [self._pools[name].predict(call, now) for name in target.backends]
+        asked = asked_of(call, self._route.name)
+        predictions = [None if asked is None else self._pools[name].predict(asked, now) for name in target.backends]
         return choose(target, target.escalate_above, score, remaining, predictions)
 
     async def _first_answer(self, request: Request, names: Sequence[str]) -> tuple[Response, str]:

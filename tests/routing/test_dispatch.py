@@ -15,6 +15,7 @@ from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.lane import COOLDOWN_S, FAILURES
 from gateway.messages import Embedding
+from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
@@ -86,11 +87,11 @@ def reasons(served: Served) -> dict[tuple[str, str], float]:
 
 
 def observe(served: Served, name: str, seconds: float, *, streamed: bool = False) -> None:
-    """As if the backend had answered so ten times."""
-    for _ in range(10):
+    """As if the backend had answered so a hundred times."""
+    for _ in range(100):
         served.gateway.parts.pools[name].lane.latency.observe(
-            stream=streamed,
-            max_tokens=None,
+            Asked(stream=streamed, route="default"),
+            load=0,
             ttft_s=seconds,
             total_s=seconds,
             output_tokens=1 if streamed else 0,
