@@ -1,0 +1,167 @@
+"""How many calls a backend bears at once, learnt from how long it takes to begin its answers. Pure.
+
+A gradient controller as in Netflix's concurrency-limits (`Gradient2Limit`: tolerance, smoothing, only where the limit
+is made use of; https://github.com/Netflix/concurrency-limits) and Envoy's adaptive concurrency filter (headroom of the
+square root, a baseline measured under less load; https://www.envoyproxy.io/docs/envoy/latest/, HTTP filters). With `r`
+for how many times longer than at rest answers take to begin,
+
+    limit' = limit * clamp(TOLERANCE / r, 1/2, 1) + sqrt(limit)
+
+which comes to rest a little above what the backend works on at once. Four things differ, for the sake of models:
+
+- `r` is a geometric mean over a window of answers, each against the baseline of its own kind: answers of a model
+  differ by a factor of ten, streams begin long before wholes end, and one that takes a minute is no sign of load.
+- The baseline rises only while the limit is not reached. Where it follows latencies under load, as in Gradient2, a
+  lasting overload becomes the new normal, and the limit rises without end.
+- Under a lasting load the limit is lowered for one window in `PROBE_EVERY`. Where calls queue in the backend, fewer at
+  once take that much less long and no fewer are answered (Little's law): then the lower limit stays, its latency is
+  the baseline, and the next probe follows soon. So a baseline that was learnt of a loaded backend comes down.
+- A cut that did not help is taken back by the same law: slowness has another cause then (longer answers, a slower
+  machine), and is the new baseline. Half the calls without half the latency is as far as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import exp, log, sqrt
+
+FLOOR = 2
+INITIAL_SHARE, INITIAL = 0.25, 8  # of the ceiling, and no fewer: doubled from there while answers get no slower
+TOLERANCE = 1.25  # Envoy's buffer of 25 %
+SMOOTHING = 0.5
+MIN_SAMPLES = 48  # a geometric mean of so many is within 15 % two times of three at a lognormal spread (sigma) of 1
+PROBE_EVERY, PROBE_SHARE = 24, 0.7  # windows; costs 1 % of the throughput at worst
+FALLS, RISES = (
+    0.3,
+    0.1,
+)  # how fast the baseline follows a window below it, and one above it while the limit is not reached
+HELPED = 0.7  # between 1/2, what half the calls take if they queued, and 1, if they did not
+PROBE_HELPED = 0.84  # likewise between `PROBE_SHARE` and 1
+DROPPED = 0.9  # of the limit is left when a backend says itself that it is overloaded: Netflix's backoffRatio
+MIN_SECONDS = 1e-4  # what is faster is not told apart: the loop's own noise
+
+
+class Limit:
+    """Between `FLOOR` (or the ceiling, where that is less) and `ceiling`. Not adaptive: always `ceiling`."""
+
+    def __init__(self, ceiling: int, *, adaptive: bool) -> None:
+        self._adaptive = adaptive
+        self._ceiling = ceiling
+        self._floor = min(FLOOR, ceiling)
+        initial = max(INITIAL, ceiling * INITIAL_SHARE) if adaptive else ceiling
+        self._limit = float(min(ceiling, initial))
+        self._starting = True  # until the first sign of load
+        self._baselines: dict[Hashable, float] = {}  # kind -> log of seconds
+        self._before_cuts: tuple[float, float] | None = None  # limit and log of r when cuts began
+        self._probing_from: tuple[float, float] | None = None  # likewise when a probe began
+        self._until_probe = 1  # windows in which the limit is reached
+        self._open(0.0)
+
+    @property
+    def value(self) -> int:
+        return int(self._limit)
+
+    def _open(self, now: float) -> None:
+        """A window of answers that are asked for from now on: earlier ones met another limit."""
+        self._opened = now
+        self._logs: dict[Hashable, list[float]] = {}  # kind -> how many, sum of the logs of their seconds
+        self._count = 0
+        self._peak = 0
+        self._dropped = False
+
+    def answered(self, kind: Hashable, asked: float, now: float, inflight: int) -> None:
+        """An answer begins `now` that was `asked` for then, both by the monotonic clock; `inflight`: this one included.
+
+        `kind`: what answers have in common that take alike; a small number of values."""
+        if not self._adaptive or asked < self._opened:
+            return
+        self._peak = max(self._peak, inflight)
+        sums = self._logs.setdefault(kind, [0, 0.0])
+        sums[0] += 1
+        sums[1] += log(max(MIN_SECONDS, now - asked))
+        self._count += 1
+        # Twice the limit: those that end first are the fast ones.
+        if self._count >= max(MIN_SAMPLES, 2 * self._limit):
+            self._close()
+            self._open(now)
+
+    def dropped(self, asked: float) -> None:
+        """The backend refused for load, or did not answer in time: once a window, whatever the latencies say."""
+        if not self._adaptive or self._dropped or asked < self._opened:
+            return
+        self._dropped = True
+        self._starting = False
+        self._set(self._limit * DROPPED)
+
+    def _close(self) -> None:
+        slower = self._slower()
+        reached = self._peak >= self.value
+        self._learn(reached)
+        if slower is None:
+            return
+        if self._probing_from is not None:
+            self._end_probe(*self._probing_from, slower)
+        elif self._recovered_from_cuts(slower):
+            return
+        elif reached:
+            self._adjust(slower)
+
+    def _slower(self) -> float | None:
+        """Log of how many times longer than their baselines this window's answers took; None: no kind has one yet."""
+        known = [(n, total - n * self._baselines[k]) for k, (n, total) in self._logs.items() if k in self._baselines]
+        count = sum(n for n, _ in known)
+        return sum(total for _, total in known) / count if count else None
+
+    def _learn(self, reached: bool) -> None:
+        for kind, (n, total) in self._logs.items():
+            mean = total / n
+            known = self._baselines.setdefault(kind, mean)
+            if mean < known:
+                self._baselines[kind] += FALLS * (mean - known)
+            elif not reached:
+                self._baselines[kind] += RISES * (mean - known)
+
+    def _recovered_from_cuts(self, slower: float) -> bool:
+        """Whether cuts were taken back because they did not help."""
+        if self._before_cuts is None or self._limit > self._before_cuts[0] / 2:
+            return False
+        limit, was = self._before_cuts
+        self._before_cuts = None
+        if slower <= was + log(HELPED):
+            return False
+        self._rebase()
+        self._set(limit)
+        return True
+
+    def _rebase(self) -> None:
+        for kind, (n, total) in self._logs.items():
+            self._baselines[kind] = total / n
+
+    def _end_probe(self, limit: float, was: float, slower: float) -> None:
+        self._probing_from = None
+        if slower > was + log(PROBE_HELPED):
+            self._limit, self._until_probe = limit, PROBE_EVERY
+        else:
+            self._rebase()
+            self._until_probe = 1
+
+    def _adjust(self, slower: float) -> None:
+        if self._starting and slower < log(TOLERANCE) and self._limit < self._ceiling:
+            self._set(2 * self._limit)
+            return
+        self._starting = False
+        gradient = min(1.0, max(0.5, TOLERANCE / exp(slower)))
+        wanted = self._limit * gradient + sqrt(self._limit)
+        if wanted >= self._limit:
+            self._before_cuts = None
+        elif self._before_cuts is None:
+            self._before_cuts = self._limit, slower
+        self._set(self._limit + SMOOTHING * (wanted - self._limit))
+        self._until_probe -= 1
+        if self._until_probe <= 0:
+            self._before_cuts = None
+            self._probing_from = self._limit, slower
+            self._set(self._limit * PROBE_SHARE)
+
+    def _set(self, limit: float) -> None:
+        self._limit = min(float(self._ceiling), max(float(self._floor), limit))

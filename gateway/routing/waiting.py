@@ -1,0 +1,154 @@
+"""Who waits for a place at a backend, in which order, and who is refused. Pure: the clock's reading comes in.
+
+The order: classes of priority, within a class the earliest due (`due` is the request's deadline, or for one without any
+the end of what the gateway lets it wait, so that nobody is overtaken for ever). Every `YIELD_EVERY`th place goes to a
+class that waits behind the first, by turns, and every class may hold `RESERVE` of the room: nobody is starved.
+
+The room: `PER_PLACE` for each place, as long as it is a burst. A queue that has not got empty for as long as an answer
+takes is no burst but overload, and waiting in it buys nothing: it is cut to `STANDING_PER_PLACE` (the idea of CoDel, as
+Facebook has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015).
+
+Who goes where there is no room: the last of the lowest class that holds more than its reserve, if the newcomer is of a
+higher one, or its own holds less than its reserve; else the last of the tenant that waits most often in the newcomer's
+class, if the newcomer's tenant has two fewer (longest-queue drop: Suter et al., INFOCOM 1998); else the newcomer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from gateway.precedence import Priority, Shed
+
+PER_PLACE = 4  # of a burst nobody waits longer than four answers take
+STANDING_PER_PLACE = 0.5
+AT_LEAST = 4  # may wait in any case: with few places a share of them is nobody
+STANDING_S = 0.1  # no queue younger than this is a standing one, however fast the answers are: Maurer's N
+RESERVE = 1 / 8  # with three classes and room for `AT_LEAST`, one class always holds more
+YIELD_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ticket:
+    """One who waits. `due`: monotonic clock; `number`: unique, higher for who came later."""
+
+    priority: Priority
+    due: float
+    number: int
+    tenant: str = ""
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
+        self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
+        self._since: float | None = None  # when somebody came to the empty queue; None: it is empty
+        self._given = 0  # places to somebody while another class waited
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
+
+    def room(self, places: int, now: float, hold_s: float | None) -> int:
+        """How many may wait for `places`, each held for `hold_s` seconds as a rule; None: not known yet."""
+        standing = self._since is not None and hold_s is not None and now - self._since > max(STANDING_S, hold_s)
+        return max(AT_LEAST, int(places * (STANDING_PER_PLACE if standing else PER_PLACE)))
+
+    def ahead(self, priority: Priority, due: float = float("inf")) -> int:
+        """How many would have their turn before such a newcomer."""
+        before = sum(len(self._classes[higher]) for higher in Priority if higher < priority)
+        return before + bisect_left(self._classes[priority], due, key=attrgetter("due"))
+
+    def cut(self, room: int) -> list[Ticket]:
+        """Takes out those for whom there is no room any more: who came last, from the lowest class on."""
+        gone = []
+        while len(self) > room:
+            gone.append(self._newest(self._lowest_above_reserve(room)))
+            self.remove(gone[-1])
+        return gone
+
+    def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | Shed | None:
+        """None: it waits. A ticket: it waits in place of that one. A reason: it may not."""
+        victim = None
+        if len(self) >= room:
+            victim = self._victim(ticket, room)
+            if victim is None:
+                return self._blame(ticket)
+            self.remove(victim)
+        if self._since is None:
+            self._since = now
+        insort(self._classes[ticket.priority], ticket)
+        tenants = self._tenants[ticket.priority]
+        tenants[ticket.tenant] = tenants.get(ticket.tenant, 0) + 1
+        return victim
+
+    def expired(self, now: float) -> list[Ticket]:
+        """Takes out those who are due."""
+        late = []
+        for own in self._classes.values():
+            while own and own[0].due <= now:
+                late.append(own[0])
+                self.remove(own[0])
+        return late
+
+    def take(self) -> Ticket | None:
+        """Whose turn it is; None where nobody waits."""
+        first, *behind = [own for own in self._classes.values() if own] or [[]]
+        if not first:
+            return None
+        if behind:
+            self._given += 1
+            turn, rest = divmod(self._given, YIELD_EVERY)
+            if rest == 0:
+                first = behind[turn % len(behind)]
+        ticket = first[0]
+        self.remove(ticket)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Whether it was waiting."""
+        own, tenants = self._classes[ticket.priority], self._tenants[ticket.priority]
+        at = bisect_left(own, ticket)
+        if at == len(own) or own[at] != ticket:
+            return False
+        del own[at]
+        tenants[ticket.tenant] -= 1
+        if not tenants[ticket.tenant]:
+            del tenants[ticket.tenant]
+        if not len(self):
+            self._since = None
+        return True
+
+    def _victim(self, ticket: Ticket, room: int) -> Ticket | None:
+        lowest = self._lowest_above_reserve(room)
+        behind = len(self._classes[ticket.priority]) < self._reserve(room)
+        if lowest > ticket.priority or (behind and lowest is not ticket.priority):
+            return self._newest(lowest)
+        busiest, most = self._busiest(ticket.priority)
+        if most >= self._tenants[ticket.priority].get(ticket.tenant, 0) + 2:
+            return self._newest(ticket.priority, busiest)
+        return None
+
+    def _blame(self, ticket: Ticket) -> Shed:
+        """Its own tenant, where nobody waits more often and others wait, too."""
+        tenants = self._tenants[ticket.priority]
+        own = tenants.get(ticket.tenant, 0)
+        greedy = len(tenants) > 1 and own > 1 and own == max(tenants.values())
+        return Shed.TENANT_SHARE if greedy else Shed.QUEUE_FULL
+
+    def _lowest_above_reserve(self, room: int) -> Priority:
+        """To be asked where the queue is full."""
+        reserve = self._reserve(room)
+        return max(priority for priority, own in self._classes.items() if len(own) > reserve)
+
+    def _reserve(self, room: int) -> int:
+        return max(1, int(room * RESERVE))
+
+    def _newest(self, priority: Priority, tenant: str | None = None) -> Ticket:
+        own = self._classes[priority]
+        return max((t for t in own if tenant is None or t.tenant == tenant), key=attrgetter("number"))
+
+    def _busiest(self, priority: Priority) -> tuple[str, int]:
+        tenants = self._tenants[priority]
+        busiest = max(tenants, key=tenants.__getitem__, default="")
+        return busiest, tenants.get(busiest, 0)
