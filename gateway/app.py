@@ -7,19 +7,17 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from gateway.access_log import AccessLog
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.index_checkpoint import Kind
-from gateway.adapters.redis_migration import RedisMigration
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.explain import ExplainHandler
 from gateway.admin.quality import Quality
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
+from gateway.background import run_within
 from gateway.chains import Parts, build_parts, route_chains
-from gateway.checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
@@ -27,9 +25,8 @@ from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
 from gateway.messages import Request, Response
-from gateway.migration import Migration
 from gateway.observer import Observer
-from gateway.operations import cache_admin_of, removal_of
+from gateway.operations import cache_admin_of, migration_of, recovery_of, removal_of, succession_of
 from gateway.parts import (
     DataDirLock,
     Stores,
@@ -41,7 +38,6 @@ from gateway.parts import (
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy
 from gateway.ports import Clock
-from gateway.recovery import Recovery
 from gateway.routing.breaker import State
 from gateway.server import DataPort
 from gateway.stages.authenticate import Keys, Passthrough
@@ -65,30 +61,20 @@ class Gateway:
         policy: Policy,
         environ: Mapping[str, str],
         access_log: AccessLog | None,
-        checkpoints: Checkpoints | None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.stores = stores
         self.removal = removal_of(config, parts, stores, lambda: self.policy)
-        self.recovery = Recovery(
-            parts.store,
-            stores.redis,
-            parts.index,
-            parts.memory.counterexamples,
-            parts.clock,
-            checkpoints,
-            parts.learning,
-            self.removal,
-        )
-        foreign = RedisMigration(stores.redis, embedder=parts.embedder.fingerprint)
-        self.migration = Migration(foreign, parts.store, parts.index, parts.embedder, parts.telemetry, parts.clock)
+        self.recovery = recovery_of(stores, parts.space, parts, self.removal)
+        self.migration = migration_of(stores, parts)
+        self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
-        self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.index, parts.controls, parts.clock)
-        self.quality = Quality(parts.controls, parts.learning, lambda: self.policy)
+        self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock)
+        self.quality = Quality(parts.spaces, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(
@@ -100,8 +86,8 @@ class Gateway:
             self.quality,
             before_scrape=self.gauges.sample,
             routes=[
-                *ExplainHandler(lambda: self.policy, parts.controls, parts.embedder, parts.verifier).routes(),
-                *cache_admin_of(config, parts, stores, self.removal).routes(),
+                *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
+                *cache_admin_of(config, parts, self.removal).routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)
@@ -134,7 +120,7 @@ class Gateway:
         telemetry.policy_info.values.clear()
         telemetry.policy_info.set(policy.hash, value=1.0)
         for route in policy.routes:
-            control = self.parts.controls.of(route.name)  # shown from the start, with all that is not known yet
+            control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
             control.learning = route.semantic is not None and route.semantic.learns
         return table
 
@@ -151,7 +137,7 @@ class Gateway:
                     fallback=DIALECTS[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                Feedback(self.parts.memory, self.parts.controls, self.parts.labels, telemetry),  # no route of its own
+                Feedback(self.parts.memory, self.parts.spaces, telemetry),  # no route of its own
                 ApplyPolicy(self._current, DIALECTS),
             ],
             _nowhere,
@@ -171,7 +157,12 @@ class Gateway:
     async def recover(self) -> None:
         """First what the store holds for this embedding model, then what it holds of another."""
         await self.recovery.run()
-        await self.migration.run()
+        await self.succession.run()
+
+    def _swapped(self) -> None:
+        """Another embedding model serves: requests that come from now on get its space."""
+        self.parts = replace(self.parts, space=self.parts.spaces.serving)
+        self.apply(self.policy)
 
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
@@ -192,7 +183,8 @@ class Gateway:
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
-            "embedder": self.parts.embedder.fingerprint,
+            "embedder": self.parts.space.embedder.fingerprint,
+            "embedder_to_come": None if (coming := self.parts.spaces.coming) is None else coming.embedder.fingerprint,
             "cache": {
                 "entries": {kind: value for (kind,), value in self.parts.telemetry.cache_entries.values.items()},
                 "bytes": {kind: value for (kind,), value in self.parts.telemetry.cache_bytes.values.items()},
@@ -229,24 +221,16 @@ async def running(
         stack.callback(embedder.close)
         stores = await open_stores(config, encoder.fingerprint, clock)
         stack.push_async_callback(stores.close)
-        index = FaissIndex(encoder.dimension, max_entries=config.index.max_entries)
-        stack.callback(index.close)
-        checkpoints = checkpoints_of(config, index, Kind(encoder.fingerprint, encoder.dimension))
-        if checkpoints is not None:
-            stack.push_async_callback(checkpoints.save)  # once nothing is added any more
-        parts = await build_parts(stack, config, environ, clock, draw, stores, index, embedder)
-        gateway = Gateway(config, parts, stores, policy, environ, access_log, checkpoints)
+        parts = await build_parts(stack, config, environ, clock, draw, stores, embedder)
+        gateway = Gateway(config, parts, stores, policy, environ, access_log)
         gateway.policy_reloaded(policy, ())
         await gateway.removal.refresh()  # before anything of the store is served
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history()]
-        jobs += [parts.comparisons.run(), parts.learning.run(), parts.evictions.run()]
-        if checkpoints is not None:
-            jobs.append(checkpoints.run())
+        jobs.append(parts.evictions.run())
         if parts.leasing is not None:
             jobs.append(parts.leasing.run())
         for job in jobs:
-            task = asyncio.create_task(job)
-            stack.push_async_callback(cancelled, task)
+            run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
         stack.push_async_callback(gateway.admin_port.stop)
         gateway.data_address = await listening(
@@ -254,14 +238,6 @@ async def running(
         )
         stack.push_async_callback(gateway.data_port.stop)
         yield gateway
-
-
-async def cancelled(task: asyncio.Task[None]) -> None:
-    """Ends a background task. A cancellation that meets a library in the middle of a connection's end can be lost
-    (seen with the store's client at a failed start): it is said again until it is heard."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.5)
 
 
 async def _nowhere(request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 LOG = logging.getLogger("nearhit")
@@ -43,3 +44,16 @@ class Background:
             await work
         except Exception:
             LOG.exception("background work failed")
+
+
+def run_within(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:
+    """Begins a job that `stack` ends."""
+    stack.push_async_callback(cancelled, asyncio.create_task(job))
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """Ends a background task. A cancellation that meets a library in the middle of a connection's end can be lost
+    (seen with the store's client at a failed start): it is said again until it is heard."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)

@@ -7,29 +7,24 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from gateway.adapters.front_store import FrontStore
-from gateway.aloft import Aloft
-from gateway.audits import Audits
 from gateway.background import Background
-from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.frequency import Frequency
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
-from gateway.comparisons import Comparisons
 from gateway.config import Config
 from gateway.evictions import Evictions, evictions_of
 from gateway.flight import Flight
-from gateway.judge import Judge
-from gateway.labels import Labels
-from gateway.learning import Learning
 from gateway.leasing import Leasing
-from gateway.messages import Bypass, Entry, Request, Vector
-from gateway.parts import Stores, build_backends, build_verifier, hardness_of
+from gateway.messages import Bypass, Entry, Request
+from gateway.parts import Stores, build_backends
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
 from gateway.pool import Pool, pools_of
-from gateway.ports import Clock, Embedder, VectorIndex, Verifier
+from gateway.ports import Clock, Embedder
+from gateway.space_parts import Ground, open_spaces
+from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit, Price
 from gateway.stages.alike import Alike
 from gateway.stages.audit import Audit
@@ -49,31 +44,27 @@ from gateway.unstorable import Unstorable
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What all routes share."""
+    """What all routes share. `space` is the one that lookups go by."""
 
-    store: FrontStore
-    index: VectorIndex
-    embedder: Embedder
-    verifier: Verifier
-    controls: Controls
+    space: Space
+    spaces: Spaces
+    former: AsyncExitStack  # ends the space before this one
     pools: Mapping[str, Pool]
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
-    aloft: Aloft
     leasing: Leasing | None  # None: no other gateway is on this store
-    hardness: Vector | None
     clock: Clock
     telemetry: Telemetry
     max_entry: int
     memory: Memory
-    labels: Labels
-    comparisons: Comparisons
-    audits: Audits
-    learning: Learning
     background: Background
     evictions: Evictions
     frequency: Frequency = field(default_factory=Frequency)
+
+    @property
+    def store(self) -> FrontStore:
+        return self.space.store
 
 
 async def build_parts(
@@ -83,53 +74,37 @@ async def build_parts(
     clock: Clock,
     draw: Callable[[], float],
     stores: Stores,
-    index: VectorIndex,
     embedder: Embedder,
 ) -> Parts:
-    """What is to be ended with the gateway is left to `stack`. Raises `StartFailed`."""
+    """`embedder`: of the model in use. What is to be ended with the gateway is left to `stack`. Raises
+    `StartFailed`."""
     backends = build_backends(config, environ, clock)
     for backend in backends.values():
         stack.push_async_callback(backend.close)
-    telemetry, verifier = Telemetry(), build_verifier(config.verifier, config.embedder)
-    stack.callback(verifier.close)
+    telemetry, memory = Telemetry(), Memory(ServedHits(), Counterexamples())
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
-    memory = Memory(ServedHits(), Counterexamples())
-    controls = Controls(verifier.prior, f"{embedder.fingerprint} {verifier.basis}", telemetry.requests_of)
-    learning = Learning(controls, stores.redis)
-    stack.push_async_callback(learning.save)  # once nothing is learnt any more
-    labels = Labels(controls, memory.counterexamples, stores.redis, telemetry)
-    comparisons = Comparisons(embedder, labels, telemetry)
-    judge = Judge(backends, prices, telemetry)
-    audits = Audits(comparisons, labels, controls, judge, telemetry, clock, draw)
-    stack.push_async_callback(audits.close)
+    ground = Ground(config, stores, memory.counterexamples, backends, prices, telemetry, clock, draw)
+    spaces, former = await open_spaces(stack, ground, embedder)
     background = Background()
     stack.push_async_callback(background.close)
     leasing = None if stores.leases is None else Leasing(stores.leases, telemetry)
     if leasing is not None:
         stack.push_async_callback(leasing.close)  # once no flight is in the air any more
     return Parts(
-        store=stores.front,
-        index=index,
-        embedder=embedder,
-        verifier=verifier,
-        controls=controls,
+        space=spaces.serving,
+        spaces=spaces,
+        former=former,
         pools=pools_of(backends, clock, telemetry),
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
-        aloft=Aloft(),
         leasing=leasing,
-        hardness=await hardness_of(config, embedder),
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
         memory=memory,
-        labels=labels,
-        comparisons=comparisons,
-        audits=audits,
-        learning=learning,
         background=background,
-        evictions=evictions_of(config, stores, index, telemetry, clock),
+        evictions=evictions_of(config, stores, spaces, telemetry, clock),
     )
 
 
@@ -139,13 +114,13 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     caching = route.exact_ttl_s is not None or route.semantic is not None
 
     def dispatch(bypass: Bypass | None) -> Handler:
-        return Dispatch(route, parts.pools, clock, telemetry, parts.hardness, bypass)
+        return Dispatch(route, parts.pools, clock, telemetry, parts.space.hardness, bypass)
 
     exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
     admit = Admit(
         parts.store,
-        parts.index,
+        parts.space.index,
         clock,
         telemetry,
         route,
@@ -163,11 +138,11 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         calls = [render, exact, coalesce, *_lead(route, parts), admit]
     else:
         lookup = SemanticLookup(
-            parts.index,
+            parts.space.index,
             parts.store,
-            parts.embedder,
-            parts.verifier,
-            parts.controls,
+            parts.space.embedder,
+            parts.space.verifier,
+            parts.space.controls,
             clock,
             telemetry,
             route.semantic,
@@ -178,7 +153,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             exact,  # the cheapest answer first
             coalesce,  # before anything that costs: a crowd pays for it once
-            Embed(parts.embedder),  # once, for the lookup, the index and the complexity
+            Embed(parts.space.embedder),  # once, for the lookup, the index and the complexity
             *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
             lookup,  # outside `Admit`: what it answers is never stored again
             *_alike(route.semantic, lookup, parts),
@@ -195,7 +170,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:
     if not rule.coalesce:
         return []
-    return [Alike(lookup, parts.aloft, parts.unstorable, parts.clock, parts.telemetry)]
+    return [Alike(lookup, parts.space.aloft, parts.unstorable, parts.clock, parts.telemetry)]
 
 
 def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
@@ -220,10 +195,10 @@ def _told(parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
     def told(request: Request, entry: Entry) -> None:
         parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
         if learns:  # a plain threshold has nothing to learn from misses
-            parts.comparisons.missed(request, entry)
+            parts.space.comparisons.missed(request, entry)
 
     return told
 
 
 def _audit(rule: Semantic, parts: Parts) -> Sequence[Stage]:
-    return [Audit(parts.audits, rule.audit)] if rule.audit.share > 0 else []
+    return [Audit(parts.space.audits, rule.audit)] if rule.audit.share > 0 else []

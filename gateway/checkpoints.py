@@ -14,6 +14,7 @@ from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, read_chec
 from gateway.config import Config
 
 LOG = logging.getLogger("nearhit.index")
+FILE, FORMER = "checkpoint", "former"
 
 
 class Checkpoints:
@@ -72,13 +73,37 @@ class Checkpoints:
             LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=took))
 
 
-def checkpoints_of(config: Config, index: FaissIndex, kind: Kind) -> Checkpoints | None:
+def checkpoints_of(config: Config, index: FaissIndex, kind: Kind, file: str = FILE) -> Checkpoints | None:
     """In the data directory, as the configuration wants it; None: off."""
     every_s = config.index.checkpoint
     if every_s is None:
         return None
-    path = config.data_dir / "index" / "checkpoint"
+    path = _folder(config) / file
     return Checkpoints(path, index, kind, max_entries=config.index.max_entries, every_s=every_s)
+
+
+def file_of_former(config: Config) -> str:
+    """Where the index of the model before is kept while another one is filled: at first in what was its file all the
+    time. One of another model is refused when it is read."""
+    current, former = _folder(config) / FILE, _folder(config) / FORMER
+    if current.exists() and not former.exists():
+        try:
+            current.replace(former)
+        except OSError as error:
+            LOG.warning("the checkpoint of the former index is left", extra=_fields(error=str(error)))
+    return FORMER
+
+
+def forget_former(config: Config) -> None:
+    """Once nothing goes by it any more."""
+    try:
+        (_folder(config) / FORMER).unlink(missing_ok=True)
+    except OSError as error:
+        LOG.warning("the checkpoint of the former index stays", extra=_fields(error=str(error)))
+
+
+def _folder(config: Config) -> Path:
+    return config.data_dir / "index"
 
 
 def _fields(**fields: object) -> dict[str, object]:

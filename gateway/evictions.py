@@ -18,7 +18,8 @@ from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.parts import Stores
-from gateway.ports import Clock, NearStore, VectorIndex, WeighedStore
+from gateway.ports import Clock, NearStore, WeighedStore
+from gateway.spaces import Space, Spaces
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.store")
@@ -38,7 +39,7 @@ class Evictions:
         self,
         front: NearStore,
         store: WeighedStore,
-        index: VectorIndex,
+        spaces: Spaces,
         telemetry: Telemetry,
         clock: Clock,
         *,
@@ -47,7 +48,7 @@ class Evictions:
     ) -> None:
         self._front = front
         self._store = store
-        self._index = index
+        self._spaces = spaces
         self._telemetry = telemetry
         self._clock = clock
         self._max_entries = max_entries
@@ -96,7 +97,7 @@ class Evictions:
                 self._unfinished = list(islice(self.ledger.surplus(self._max_entries, self._max_bytes), BATCH))
             names = [name for name, _ in self._unfinished]
             await self._front.delete(names)
-            await self._index.remove(names)
+            await self._spaces.forget(names)
             for _, reason in self._unfinished:
                 self._telemetry.evictions.add(reason)
             self._unfinished = []
@@ -111,7 +112,7 @@ class Evictions:
                 self.ledger.drop(weight.fingerprint)
                 if not weight.expired:
                     self._telemetry.evictions.add("memory")
-            await self._index.remove([weight.fingerprint for weight in gone])
+            await self._spaces.forget([weight.fingerprint for weight in gone])
             for weight in page:
                 if weight.size and not self.ledger.seen(weight.fingerprint, cycle):
                     self.ledger.put(weight.fingerprint, weight.size, weight.worth, cycle)
@@ -120,20 +121,24 @@ class Evictions:
             for name in some:
                 if self.ledger.unseen(name, cycle):
                     self.ledger.drop(name)
-        async for some in _in_steps(await self._index.fingerprints()):
-            await self._forget([name for name in some if name not in self.ledger])
+        for space in self._spaces.all:
+            async for some in _in_steps(await space.index.fingerprints()):
+                if space not in self._spaces.all:  # another embedding model has followed, it is about to be closed
+                    break
+                await _forget(space, [name for name in some if name not in self.ledger])
         self.compared += 1
-
-    async def _forget(self, names: Sequence[str]) -> None:
-        """What the index has and the store did not list; asked for once more, as it may be on its way in."""
-        for at in range(0, len(names), BATCH):
-            some = names[at : at + BATCH]
-            stored = {each.fingerprint for each in await self._front.vectors_of(some)}
-            await self._index.remove([name for name in some if name not in stored])
 
     def _over(self) -> bool:
         ledger = self.ledger
         return len(ledger) > self._max_entries or (self._max_bytes is not None and ledger.bytes > self._max_bytes)
+
+
+async def _forget(space: Space, names: Sequence[str]) -> None:
+    """What the index has and the store did not list; asked for once more, as it may be on its way in."""
+    for at in range(0, len(names), BATCH):
+        some = names[at : at + BATCH]
+        stored = {each.fingerprint for each in await space.store.vectors_of(some)}
+        await space.index.remove([name for name in some if name not in stored])
 
 
 async def _in_steps(names: Sequence[str]) -> AsyncIterator[Sequence[str]]:
@@ -143,14 +148,14 @@ async def _in_steps(names: Sequence[str]) -> AsyncIterator[Sequence[str]]:
         await asyncio.sleep(0)
 
 
-def evictions_of(config: Config, stores: Stores, index: VectorIndex, telemetry: Telemetry, clock: Clock) -> Evictions:
+def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictions:
     """Within what the configuration says; the index need never evict by itself."""
     store = config.store
     own = int(OF_MEMORY * store.max_memory) if stores.server is not None else None
     return Evictions(
         stores.front,
         RedisWeights(stores.redis, clock),
-        index,
+        spaces,
         telemetry,
         clock,
         max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),

@@ -147,7 +147,7 @@ async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Vecto
     try:
         if call.question is None:
             return None, None
-        return await embedder.embed(call.question), await hardness_of(config, embedder)
+        return await embedder.embed(call.question), await hardness_of(config.embedder, embedder)
     except EmbedderUnavailable:
         return None, None
     finally:

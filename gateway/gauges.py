@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.adapters.front_store import FrontStore
-from gateway.cache.control.controls import Controls
 from gateway.errors import StoreUnavailable
 from gateway.pool import Pool
-from gateway.ports import Clock, VectorIndex
+from gateway.ports import Clock
+from gateway.spaces import Spaces
 from gateway.telemetry import Telemetry
 
 
@@ -18,15 +18,13 @@ class Gauges:
         telemetry: Telemetry,
         pools: Mapping[str, Pool],
         store: FrontStore,
-        index: VectorIndex,
-        controls: Controls,
+        spaces: Spaces,
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
         self._pools = pools
         self._store = store
-        self._index = index
-        self._controls = controls
+        self._spaces = spaces
         self._clock = clock
 
     async def sample(self) -> None:
@@ -37,8 +35,8 @@ class Gauges:
         self._sample_quality()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)
-        telemetry.cache_entries.set("index", value=self._index.size)
-        telemetry.cache_bytes.set("index", value=self._index.bytes)
+        telemetry.cache_entries.set("index", value=self._spaces.serving.index.size)
+        telemetry.cache_bytes.set("index", value=sum(space.index.bytes for space in self._spaces.all))
         try:
             stored = await self._store.stats()
         except StoreUnavailable:
@@ -48,7 +46,7 @@ class Gauges:
 
     def _sample_quality(self) -> None:
         telemetry = self._telemetry
-        for route, control in self._controls.all():
+        for route, control in self._spaces.serving.controls.all():
             estimate = control.estimate()
             telemetry.wrong_hit_ratio.set(route, value=estimate.of_all)
             telemetry.wrong_hit_ratio_low.set(route, value=estimate.of_all_low)

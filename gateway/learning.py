@@ -22,6 +22,7 @@ class Learning:
         self._controls = controls
         self._store = store
         self._every_s = every_s
+        self._retired = False
         self._saved: dict[str, tuple[int, int]] = {}  # by route that has been restored: the state that the store has
 
     async def restore(self) -> None:
@@ -30,10 +31,16 @@ class Learning:
             if route not in self._saved:
                 await self._restore(route, control)
 
+    def retire(self) -> None:
+        """Nothing is saved from now on: lookups are by another embedding model, whose snapshots take the place."""
+        self._retired = True
+
     async def save(self) -> None:
         """What has changed since the last time. A store that does not answer is asked again the next time."""
         try:
-            if self._saved:  # the start is over; a policy that was read since then may have brought new routes
+            if (
+                self._saved and not self._retired
+            ):  # the start is over; a policy that was read since then may have brought new routes
                 await self.restore()
             for route, control in self._controls.all():
                 if route in self._saved and self._saved[route] != control.state:
@@ -43,6 +50,8 @@ class Learning:
 
     async def save_one(self, route: str) -> None:
         """Raises `StoreUnavailable`."""
+        if self._retired:
+            return
         control = self._controls.of(route)
         state = control.state
         await self._store.put_learning(route, control.snapshot())

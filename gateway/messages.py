@@ -92,6 +92,7 @@ class Choice(StrEnum):
     COMPLEX = "above-threshold"
     BUDGET = "budget"  # the large model's predicted latency does not fit what is left
     FALLBACK = "fallback"  # the first choice failed before its first byte
+    LIMIT = "limit"  # the policy's `limits` leave the lightest model alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,9 @@ class Request:
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
+    light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
+    metered: bool = False  # what it costs is counted: the backend is to tell
+    unasked: bool = False  # the gateway's own check of an answer: no client asked for it
 
     @property
     def tenant(self) -> str:

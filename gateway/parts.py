@@ -26,14 +26,14 @@ from gateway.adapters.triton_backend import TritonBackend
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
 from gateway.cache.removal import Bans
-from gateway.config import Config, Embedder, OpenAIBackendConfig
+from gateway.config import Config, OpenAIBackendConfig
 from gateway.config import Verifier as VerifierConfig
+from gateway.config.schema import EmbeddingModel
 from gateway.errors import EmbedderUnavailable
 from gateway.leasing import TTL_S as LEASE_TTL_S
 from gateway.messages import Vector
 from gateway.modelkit.files import MODEL, default_model_dir
-from gateway.ports import Backend, Clock, TextEncoder, Verifier
-from gateway.ports import Embedder as EmbedderPort
+from gateway.ports import Backend, Clock, Embedder, TextEncoder, Verifier
 from gateway.routing.complexity import EASY, HARD, hardness_axis
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
@@ -88,14 +88,16 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     client = connect(url)
     redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)
     max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
-    front = FrontStore(redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans())
+    front = FrontStore(
+        redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
+    )
     leases = None
     if server is None:
         leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
-    return Stores(front, redis, RedisRemovals(redis, client, embedder=embedder), leases, server)
+    return Stores(front, redis, RedisRemovals(redis, client), leases, server)
 
 
-def build_encoder(config: Embedder) -> TextEncoder:
+def build_encoder(config: EmbeddingModel) -> TextEncoder:
     """Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
     if config.adapter == "hash":
         return HashEncoder()
@@ -113,7 +115,7 @@ def build_encoder(config: Embedder) -> TextEncoder:
     return encoder
 
 
-def build_verifier(config: VerifierConfig, embedder: Embedder) -> Verifier:
+def build_verifier(config: VerifierConfig, embedder: EmbeddingModel) -> Verifier:
     """Raises `StartFailed` where the weights are not the ones that were trained, `ModelMissing` or `ModelCorrupt`."""
     try:
         if config.adapter == "checks":
@@ -127,19 +129,19 @@ def build_verifier(config: VerifierConfig, embedder: Embedder) -> Verifier:
         raise StartFailed(str(error)) from None
 
 
-def model_dir_of(config: Embedder) -> Path:
+def model_dir_of(config: EmbeddingModel) -> Path:
     return (config.model_dir or default_model_dir()) / config.model
 
 
-def build_embedder(config: Embedder) -> tuple[TextEncoder, BatchingEmbedder]:
+def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedder]:
     encoder = build_encoder(config)
     return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
 
 
-async def hardness_of(config: Config, embedder: EmbedderPort) -> Vector | None:
+async def hardness_of(config: EmbeddingModel, embedder: Embedder) -> Vector | None:
     """The axis of difficulty among embeddings. Hashed words know none; an embedder that does not answer is no reason
     not to serve: the text alone is judged then."""
-    if config.embedder.adapter == "hash":
+    if config.adapter == "hash":
         return None
     try:
         vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]

@@ -13,9 +13,10 @@ from gateway.adapters.front_store import FrontStore
 from gateway.cache.portable import Carried, LineInvalid, admitted, chat_line_of, line_of, read_line
 from gateway.cache.removal import Conditions
 from gateway.errors import EmbedderUnavailable, Refused, StoreUnavailable
-from gateway.messages import Entry, Vector
-from gateway.ports import Clock, Dialect, Embedder, ResponseStore, VectorIndex
+from gateway.messages import Entry, Placed, Vector
+from gateway.ports import Clock, Dialect
 from gateway.removal import Removal
+from gateway.spaces import Space, Spaces
 
 BATCH = 32  # lines at once: what the embedder takes in one forward pass
 MAX_FAULTS = 100  # lines that are named; all are counted
@@ -62,25 +63,21 @@ class ImportIncomplete(Refused):
 
 
 class Portability:
-    """`store` is the one behind `front`: what is brought in is not hot, and pushes nothing out there."""
+    """What is brought in goes to the store behind `front`: it is not hot, and pushes nothing out there."""
 
     def __init__(
         self,
         *,
         front: FrontStore,
-        store: ResponseStore,
         removal: Removal,
-        index: VectorIndex,
-        embedder: Embedder,
+        spaces: Spaces,
         dialects: Sequence[Dialect],
         clock: Clock,
         max_entry: int,
     ) -> None:
         self._front = front
-        self._store = store
         self._removal = removal
-        self._index = index
-        self._embedder = embedder
+        self._spaces = spaces
         self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
         self._clock = clock
         self._max_entry = max_entry
@@ -94,16 +91,17 @@ class Portability:
         """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
         conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
         async with aclosing(self._removal.stored(conditions)) as entries:
-            async for entry, vector in entries:
-                line = self._line(entry, vector, chat=chat)
+            async for entry, placed in entries:
+                line = self._line(entry, placed, chat=chat)
                 if line is not None:
                     yield line
 
-    def _line(self, entry: Entry, vector: Vector | None, *, chat: bool) -> bytes | None:
+    def _line(self, entry: Entry, placed: Placed | None, *, chat: bool) -> bytes | None:
         dialect = self._dialects.get(entry.dialect)
         if chat:
             return chat_line_of(entry, dialect)
-        return line_of(Carried(entry, vector, self._embedder.fingerprint), dialect, self._clock.wall())
+        carried = Carried(entry, None, "") if placed is None else Carried(entry, placed.vector, placed.embedder)
+        return line_of(carried, dialect, self._clock.wall())
 
     async def take_in(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> Imported:
         """`lines` with their numbers; None for one that is too long. Raises `ImportIncomplete`."""
@@ -151,23 +149,24 @@ class Portability:
             raise ImportIncomplete(done, str(failed))
 
     async def _take_one(self, carried: Carried, done: Imported) -> _Came:
-        entry = carried.entry
-        known = await self._store.get(entry.fingerprint)
+        entry, space = carried.entry, self._spaces.serving
+        known = await space.behind.get(entry.fingerprint)
         if known is not None and known.created >= entry.created and not self._front.banned(known):
             return _Came.KNOWN
-        vector = await self._vector(carried, done)
-        await self._store.put(entry, vector)
+        vector = await self._vector(carried, space, done)
+        await space.behind.put(entry, vector)
         self._front.forget(entry.fingerprint)
         if vector is not None:
-            await self._index.add(entry.fingerprint, entry.scope, vector)
+            await space.index.add(entry.fingerprint, entry.scope, vector)
         return _Came.NEW
 
-    async def _vector(self, carried: Carried, done: Imported) -> Vector | None:
+    async def _vector(self, carried: Carried, space: Space, done: Imported) -> Vector | None:
         """What had none, as its route compares no questions, gets none."""
         if carried.vector is None or carried.entry.question is None:
             return None
-        if carried.embedder == self._embedder.fingerprint and len(carried.vector) == self._embedder.dimension:
+        embedder = space.embedder
+        if carried.embedder == embedder.fingerprint and len(carried.vector) == embedder.dimension:
             return carried.vector
-        embedding = await self._embedder.embed(carried.entry.question)
+        embedding = await embedder.embed(carried.entry.question)
         done.embedded += 1
         return None if embedding.partial else embedding.vector

@@ -55,17 +55,17 @@ class Recovery:
                     await self._learning.restore()
                 if self._checkpoints is not None:
                     await self._checkpoints.load()
-                await self._reconcile()
+                await self.reconcile()
                 self.ready = True
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
 
-    async def _reconcile(self) -> None:
+    async def reconcile(self) -> None:
         """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
         few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
-        record from the store."""
+        record from the store. Raises `StoreUnavailable`."""
         listed = dict.fromkeys(await self._index.fingerprints(), False)
         lacking: list[str] = []
         async for fingerprint, expires in self._store.fingerprints():

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 
 from gateway.adapters.front_store import FrontStore
-from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, seen_with, with_found
+from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
 from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
 from gateway.flight import Flight
-from gateway.messages import Entry, Vector
-from gateway.ports import Clock, Embedder, RemovalStore, VectorIndex
+from gateway.messages import Entry, Placed
+from gateway.ports import Clock, RemovalStore
 from gateway.removal_report import Incomplete, Outcome, Wanted, sample_of
+from gateway.spaces import Spaces
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.removal")
@@ -41,8 +42,7 @@ class Removal:
         *,
         front: FrontStore,
         store: RemovalStore,
-        index: VectorIndex,
-        embedder: Embedder,
+        spaces: Spaces,
         flights: MutableMapping[str, Flight],
         clock: Clock,
         telemetry: Telemetry,
@@ -51,8 +51,7 @@ class Removal:
         self._front = front
         self._bans = front.bans
         self._store = store
-        self._index = index
-        self._embedder = embedder
+        self._spaces = spaces
         self._flights = flights
         self._clock = clock
         self._telemetry = telemetry
@@ -95,24 +94,25 @@ class Removal:
         )
 
     async def _near(self, text: str, similarity: float) -> Near:
+        space = self._spaces.serving
         try:
-            embedding = await self._embedder.embed(text)
+            embedding = await space.embedder.embed(text)
         except EmbedderUnavailable as error:
             raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
         if embedding.partial:
             raise BadRequest("like: longer than the embedding model reads: nothing was done, expected a shorter text")
-        found = await self._index.near(embedding.vector, similarity)
+        found = await space.index.near(embedding.vector, similarity)
         if len(found) > MAX_NEAR:
             raise BadRequest(
                 f"like: {len(found)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
                 "by a larger min_similarity, or a tag or a route instead"
             )
-        return Near(embedding.vector, similarity, frozenset(found), self._embedder.fingerprint)
+        return Near(embedding.vector, similarity, frozenset(found), space.embedder.fingerprint)
 
     async def _count(self, conditions: Conditions, outcome: Outcome) -> None:
         now = self._clock.wall()
-        async for page in self._store.records():
-            matched = [e for e, vector in page if conditions.hold(e, vector) and not self._bans.cover(e, vector)]
+        async for page in self._records(conditions):
+            matched = [e for e, placed in page if conditions.hold(e, placed) and not self._bans.cover(e, placed)]
             outcome.match(matched, now)
 
     async def _remove(self, conditions: Conditions, outcome: Outcome) -> None:
@@ -141,7 +141,7 @@ class Removal:
         self._bans.add(ban, ban.at)
         self._changed()
         if ban.conditions.near is not None:
-            await self._index.remove(sorted(ban.conditions.near.found))
+            await self._spaces.forget(sorted(ban.conditions.near.found))
         await self._front.sweep()
 
     def _changed(self) -> None:
@@ -166,15 +166,15 @@ class Removal:
 
     async def _sweep(self, ban: Ban, outcome: Outcome) -> None:
         near = ban.conditions.near
-        async for page in self._store.records():
+        async for page in self._records(ban.conditions):
             now = self._clock.wall()
-            matched = [entry for entry, vector in page if ban.sweeps(entry, vector, now)]
+            matched = [entry for entry, placed in page if ban.sweeps(entry, placed, now)]
             if not matched:
                 continue
             names = [entry.fingerprint for entry in matched]
             outcome.match(matched, now)
             outcome.removed += await self._store.delete(names)
-            await self._index.remove(names)
+            await self._spaces.forget(names)
             for entry in matched:
                 self._telemetry.purged.add(entry.route)
             if near is not None:
@@ -224,7 +224,7 @@ class Removal:
 
     async def _load(self, version: bytes) -> None:
         now = self._clock.wall()
-        bans = [seen_with(decode(data, now), self._embedder.fingerprint) for data in await self._store.bans()]
+        bans = [decode(data, now) for data in await self._store.bans()]
         new = self._bans.stored(bans, now)
         self._stored = frozenset(ban.id for ban in bans)
         self._version = version
@@ -239,14 +239,15 @@ class Removal:
         near = ban.conditions.near
         if near is None:
             return
-        await self._index.remove(sorted(near.found))
-        if near.vector.size == 0:  # another embedder's
+        await self._spaces.forget(sorted(near.found))
+        space = self._spaces.of(near.embedder)
+        if space is None:  # it means what was found when it was made
             return
-        close = await self._index.near(near.vector, near.similarity)
+        close = await space.index.near(near.vector, near.similarity)
         for name in set(close) - near.found:
             entry = await self._front.get(name)
-            if entry is not None and ban.covers(entry, near.vector):
-                await self._index.remove([name])
+            if entry is not None and ban.covers(entry, Placed(near.vector, near.embedder)):
+                await self._spaces.forget([name])
                 await self._front.delete([name])
 
     # What is there
@@ -262,12 +263,17 @@ class Removal:
                     break
         return found
 
-    async def stored(self, conditions: Conditions) -> AsyncGenerator[tuple[Entry, Vector | None], None]:
+    async def stored(self, conditions: Conditions) -> AsyncGenerator[tuple[Entry, Placed | None], None]:
         """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
-        async for page in self._store.records():
-            for entry, vector in page:
-                if conditions.hold(entry, vector) and not self._bans.cover(entry, vector):
-                    yield entry, vector
+        async for page in self._records(conditions):
+            for entry, placed in page:
+                if conditions.hold(entry, placed) and not self._bans.cover(entry, placed):
+                    yield entry, placed
+
+    def _records(self, conditions: Conditions) -> AsyncIterator[Sequence[tuple[Entry, Placed | None]]]:
+        """With the vectors that the conditions can be held against."""
+        near = conditions.near
+        return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
 
     async def audits(self, limit: int) -> list[Any]:
         """The youngest removals first. Raises `StoreUnavailable`."""

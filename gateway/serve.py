@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gateway import logs
 from gateway.access_log import AccessLog
-from gateway.app import Gateway, cancelled, running
+from gateway.app import Gateway, running
+from gateway.background import cancelled
 from gateway.config.load import load_config
 from gateway.policy.load import load_policy
 from gateway.policy.upstream import upstream_config

@@ -109,12 +109,12 @@ async def test_what_was_deleted_while_the_gateway_was_down_is_not_served(
     config = config_for(upstream, tmp_path, outside_store.url)
     async with gateway_of(config) as served:
         await asked(served, ASKED, OTHER)
-        gone, _ = await served.gateway.parts.index.fingerprints()
+        gone, _ = await served.gateway.parts.space.index.fingerprints()
     outside_store.client.unlink(f"nearhit:1:entry:{gone}")
     outside_store.client.zrem("nearhit:1:entries", gone)
     async with gateway_of(config) as served:
         await recovered(served)
-        assert gone not in await served.gateway.parts.index.fingerprints()
+        assert gone not in await served.gateway.parts.space.index.fingerprints()
         assert is_miss(await served.chat(SAME))
         assert is_semantic(await served.chat(OTHER_SAME))
 
@@ -133,10 +133,10 @@ async def test_what_is_deleted_behind_the_back_of_a_gateway_that_still_starts_is
         await asyncio.Event().wait()
 
     served_early: list[Recovery] = []
-    monkeypatch.setattr(Recovery, "_reconcile", never)
+    monkeypatch.setattr(Recovery, "reconcile", never)
     async with gateway_of(config) as served:
         await until(lambda: served_early)
-        assert served.gateway.parts.index.size == 1
+        assert served.gateway.parts.space.index.size == 1
         assert is_miss(await served.chat(SAME))
 
 
@@ -171,7 +171,7 @@ async def test_a_checkpoint_of_another_embedder_is_ignored(
     with caplog.at_level(logging.WARNING):
         async with gateway_of(config) as served:
             await until(lambda: served.gateway.migration.complete)
-            (name,) = await served.gateway.parts.index.fingerprints()
+            (name,) = await served.gateway.parts.space.index.fingerprints()
             (stored,) = await served.gateway.stores.redis.vectors_of([name])
             assert stored.fingerprint == name, "what the index holds is the new embedder's"
     assert "checkpoint was refused" in caplog.text
@@ -209,7 +209,7 @@ async def test_a_gateway_that_never_reached_its_store_leaves_the_checkpoint(
         await asked(served, ASKED)
     before = checkpoint(tmp_path).read_bytes()
     async with gateway_of(config_for(upstream, tmp_path, outside_store.url.replace("s3cret", "wrong"))) as served:
-        await served.gateway.parts.index.add(hexed("x"), "s", vector_of(1, 384))
+        await served.gateway.parts.space.index.add(hexed("x"), "s", vector_of(1, 384))
         assert is_miss(await served.chat(OTHER))
     assert checkpoint(tmp_path).read_bytes() == before
 

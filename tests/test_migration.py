@@ -26,7 +26,7 @@ from tests.fixtures.waiting import until
 gateway_of = partial(gateway_with, policy=BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.8"))
 STORED = tuple(f"which trains go to {city} tomorrow morning" for city in ("Vienna", "Graz", "Linz", "Wels", "Steyr"))
 ENTRY = "nearhit:1:entry:"
-Replace = Callable[[RedisMigration, str, str, Vector], Awaitable[bool]]
+Replace = Callable[[RedisMigration, str, str, Vector, str], Awaitable[bool]]
 
 
 class Reversed(HashEncoder):
@@ -85,9 +85,9 @@ def before_each(monkeypatch: pytest.MonkeyPatch, happens: Callable[[str], Awaita
     """What happens between an entry's question being embedded and its vector being written."""
     replace: Replace = RedisMigration.replace
 
-    async def late(self: RedisMigration, fingerprint: str, version: str, vector: Vector) -> bool:
+    async def late(self: RedisMigration, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
         await happens(fingerprint)
-        return await replace(self, fingerprint, version, vector)
+        return await replace(self, fingerprint, version, vector, keep)
 
     monkeypatch.setattr(RedisMigration, "replace", late)
     return monkeypatch
@@ -114,7 +114,7 @@ async def test_the_index_holds_vectors_of_the_model_in_use_alone(
     other_model()
     async with gateway_of(config) as served:
         await migrated(served)
-        embedder, index = served.gateway.parts.embedder, served.gateway.parts.index
+        embedder, index = served.gateway.parts.space.embedder, served.gateway.parts.space.index
         for name in await index.fingerprints():
             entry = await served.gateway.parts.store.get(name)
             assert entry is not None and entry.question is not None
@@ -140,12 +140,12 @@ async def test_a_migration_that_was_cut_goes_on_and_requests_are_served_meanwhil
         async with gateway_of(config) as served:
             await until(lambda: len(reached) == 3)
             assert served.gateway.describe()["migration"] == {"done": 2, "left": 3, "skipped": 0}
-            assert served.gateway.parts.index.size == 2
+            assert served.gateway.parts.space.index.size == 2
             assert is_exact(await served.chat(STORED[0]))
             assert is_miss(await served.chat("what is the boiling point of water"))
     async with gateway_of(config) as served:
         assert await migrated(served) == {"done": 3, "left": 0, "skipped": 0}
-        assert served.gateway.parts.index.size == 6
+        assert served.gateway.parts.space.index.size == 6
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired", "purged", "purged by likeness"])
@@ -179,7 +179,7 @@ async def test_what_is_removed_meanwhile_does_not_come_back(
     async with gateway_of(config) as served:
         started.set()
         assert await migrated(served) == {"done": 0, "left": 0, "skipped": 0}
-        assert served.gateway.parts.index.size == 0
+        assert served.gateway.parts.space.index.size == 0
         assert outside_store.client.keys(ENTRY + "*") == []
         assert is_miss(await served.chat(alike(STORED[0])))
 
@@ -203,7 +203,7 @@ async def test_what_is_answered_anew_meanwhile_stays_as_it_is(
         assert (await migrated(served))["done"] == 0
         ((name, newer),) = kept.items()
         assert outside_store.client.hgetall(ENTRY + name) == newer
-        assert served.gateway.parts.index.size == 1
+        assert served.gateway.parts.space.index.size == 1
 
 
 async def test_what_the_model_cannot_read_is_skipped_and_stays_an_exact_hit(
@@ -260,4 +260,5 @@ async def test_a_removal_by_likeness_under_the_old_model_means_what_it_found_the
     async with gateway_of(config) as served:
         assert await migrated(served) == {"done": 4, "left": 0, "skipped": 0}
         (ban,) = served.gateway.parts.store.bans.in_force
-        assert ban.conditions.near is not None and ban.conditions.near.vector.size == 0
+        near, space = ban.conditions.near, served.gateway.parts.space
+        assert near is not None and near.embedder != space.embedder.fingerprint

@@ -11,15 +11,41 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.cache.removal import Bans
-from gateway.messages import Entry, Vector
+from gateway.messages import Entry, Placed, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
 SWEEP_STEP = 500  # entries looked at before others get their turn: a millisecond
 
 
+class Kept:
+    """What lies in process: entries with since when, and under which bans they were looked at last."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.entries: OrderedDict[str, tuple[Entry, float, int]] = OrderedDict()
+        self.bytes = 0
+        self._max_bytes = max_bytes
+
+    def keep(self, entry: Entry, since: float, bans: int) -> None:
+        self.drop(entry.fingerprint)
+        # One entry may take a tenth: a single huge answer must not push out everything that is hot.
+        if entry.size * 10 > self._max_bytes:
+            return
+        self.entries[entry.fingerprint] = (entry, since, bans)
+        self.bytes += entry.size
+        while self.bytes > self._max_bytes:
+            _, (oldest, *_) = self.entries.popitem(last=False)
+            self.bytes -= oldest.size
+
+    def drop(self, fingerprint: str) -> None:
+        found = self.entries.pop(fingerprint, None)
+        if found is not None:
+            self.bytes -= found[0].size
+
+
 class FrontStore:
     """Least recently used entries make room. What lies here longer than `max_age_s` is asked of the store again, so
-    that another gateway's removal on a shared store takes effect here too; None where the store is ours alone."""
+    that another gateway's removal on a shared store takes effect here too; None where the store is ours alone.
+    `embedder` is the fingerprint of the vectors that come by here."""
 
     def __init__(
         self,
@@ -29,33 +55,51 @@ class FrontStore:
         max_age_s: float | None,
         clock: Clock,
         bans: Bans | None = None,
+        embedder: str = "",
+        kept: Kept | None = None,
     ) -> None:
         self.bans = bans if bans is not None else Bans(loaded=True)
         self._store = store
+        self._embedder = embedder
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._entries: OrderedDict[str, tuple[Entry, float, int]] = OrderedDict()  # since when, and under which bans
-        self.bytes = 0
+        self._kept = kept or Kept(max_bytes)
+
+    def seen_by(self, embedder: str, store: ResponseStore) -> FrontStore:
+        """The same front and bans before `store`, for vectors of another embedder."""
+        return FrontStore(
+            store,
+            max_bytes=self._max_bytes,
+            max_age_s=self._max_age_s,
+            clock=self._clock,
+            bans=self.bans,
+            embedder=embedder,
+            kept=self._kept,
+        )
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._kept.entries)
+
+    @property
+    def bytes(self) -> int:
+        return self._kept.bytes
 
     def peek(self, fingerprint: str) -> Entry | None:
         """What is here, without asking the store."""
-        found = self._entries.get(fingerprint)
+        found = self._kept.entries.get(fingerprint)
         if found is None:
             return None
         entry, since, bans = found
         if self._max_age_s is not None and self._clock.monotonic() - since > self._max_age_s:
-            self._drop(fingerprint)
+            self._kept.drop(fingerprint)
             return None
         if bans != self.bans.version:  # looked at once a change: a hit pays for a comparison of numbers
             if self.bans.cover(entry):
-                self._drop(fingerprint)
+                self._kept.drop(fingerprint)
                 return None
-            self._entries[fingerprint] = (entry, since, self.bans.version)
-        self._entries.move_to_end(fingerprint)
+            self._kept.entries[fingerprint] = (entry, since, self.bans.version)
+        self._kept.entries.move_to_end(fingerprint)
         return entry
 
     async def get(self, fingerprint: str) -> Entry | None:
@@ -70,34 +114,34 @@ class FrontStore:
 
     def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""
-        return self.bans.cover(entry, vector)
+        return self.bans.cover(entry, None if vector is None else Placed(vector, self._embedder))
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
-        if self.bans.cover(entry, vector):
+        if self.banned(entry, vector):
             return False
         # First here: while the store is down, what was just answered can still be answered again.
         self._keep(entry)
         stored = await self._store.put(entry, vector, lease)
         if not stored:
-            self._drop(entry.fingerprint)
+            self._kept.drop(entry.fingerprint)
         return stored
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         for fingerprint in fingerprints:
-            self._drop(fingerprint)
+            self._kept.drop(fingerprint)
         return await self._store.delete(fingerprints)
 
     def forget(self, fingerprint: str) -> None:
         """The store has another one now."""
-        self._drop(fingerprint)
+        self._kept.drop(fingerprint)
 
     async def sweep(self) -> int:
         """Lets go of what a ban covers -> how many that were. They are not served anyway: this frees their memory."""
         swept = 0
-        for i, name in enumerate(list(self._entries)):
-            found = self._entries.get(name)
+        for i, name in enumerate(list(self._kept.entries)):
+            found = self._kept.entries.get(name)
             if found is not None and self.bans.cover(found[0]):
-                self._drop(name)
+                self._kept.drop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:
                 await asyncio.sleep(0)
@@ -116,17 +160,4 @@ class FrontStore:
         return await self._store.stats()
 
     def _keep(self, entry: Entry) -> None:
-        self._drop(entry.fingerprint)
-        # One entry may take a tenth: a single huge answer must not push out everything that is hot.
-        if entry.size * 10 > self._max_bytes:
-            return
-        self._entries[entry.fingerprint] = (entry, self._clock.monotonic(), self.bans.version)
-        self.bytes += entry.size
-        while self.bytes > self._max_bytes:
-            _, (oldest, *_) = self._entries.popitem(last=False)
-            self.bytes -= oldest.size
-
-    def _drop(self, fingerprint: str) -> None:
-        found = self._entries.pop(fingerprint, None)
-        if found is not None:
-            self.bytes -= found[0].size
+        self._kept.keep(entry, self._clock.monotonic(), self.bans.version)

@@ -1,4 +1,5 @@
-"""Entries whose vector is another embedding model's, and how each is given one of the model in use."""
+"""Entries whose vector is another embedding model's, how each is given one of the model in use, and how those of the
+model before are kept until lookups have gone over."""
 
 from __future__ import annotations
 
@@ -7,19 +8,38 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.adapters.redis_store import ENTRIES, SCAN_BATCH, RedisStore, entry_key
+from gateway.adapters.redis_store import ENTRIES, PREFIX, SCAN_BATCH, RedisStore, entry_key
 from gateway.cache.records import RecordInvalid, decode
 from gateway.messages import Vector
 from gateway.ports import Foreign
 
+SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
 TIMEOUT_S = 10.0  # of one command; nobody waits for it
 # In one step: what has been deleted, has expired or was answered anew meanwhile has no such record any more, and is
-# left as it is. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the
-# vector, the embedder.
+# left as it is. The expiry of the key stays. KEYS: the entry, `SPACE`; ARGV: the SHA-1 of the record that was read, the
+# vector, the embedder, and the one whose vector is kept beside it.
 REPLACE = """
 local record = redis.call('HGET', KEYS[1], 'record')
 if not record or redis.sha1hex(record) ~= ARGV[1] then return 0 end
+local before = redis.call('HGET', KEYS[1], 'embedder')
+if before and before == ARGV[4] then
+  redis.call('HSET', KEYS[1], 'former', redis.call('HGET', KEYS[1], 'vector'), 'former_embedder', before)
+  redis.call('HDEL', KEYS[2], 'tidied')
+end
 redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
+return 1
+"""
+# KEYS: entries; ARGV: the embedder in use. Where somebody went back to the former one, that is what stays.
+TIDY = """
+for _, key in ipairs(KEYS) do
+  local former = redis.call('HGET', key, 'former_embedder')
+  if former then
+    if former == ARGV[1] then
+      redis.call('HSET', key, 'vector', redis.call('HGET', key, 'former'), 'embedder', former)
+    end
+    redis.call('HDEL', key, 'former', 'former_embedder')
+  end
+end
 return 1
 """
 
@@ -32,19 +52,28 @@ class RedisMigration:
         self._embedder = embedder.encode()
 
     async def foreign(self) -> AsyncIterator[Sequence[str]]:
+        async for names in self._pages():
+            made_by = await self._store.execute(partial(_embedders, names), TIMEOUT_S) if names else []
+            yield [name for name, by in zip(names, made_by, strict=True) if self._lacks(by)]
+
+    def _lacks(self, made_by: Sequence[bytes | None]) -> bool:
+        """Entries that have no vector at all, as their route compares no questions, get none."""
+        return made_by[0] is not None and self._embedder not in made_by
+
+    async def _pages(self) -> AsyncIterator[list[str]]:
         cursor = 0
         while True:
             cursor, members = await self._store.execute(partial(_page, cursor), TIMEOUT_S)
-            names = list(dict.fromkeys(name.decode() for name, _ in members))
-            made_by = await self._store.execute(partial(_embedders, names), TIMEOUT_S) if names else []
-            yield [name for name, by in zip(names, made_by, strict=True) if by is not None and by != self._embedder]
+            yield list(dict.fromkeys(name.decode() for name, _ in members))
             if cursor == 0:
                 return
 
     async def read(self, fingerprint: str) -> Foreign | None:
-        key = entry_key(fingerprint)
-        data: bytes | None = await self._store.execute(lambda client: client.hget(key, "record"), TIMEOUT_S)
-        if data is None:
+        fields = ("record", "embedder", "former_embedder")
+        data, *made_by = await self._store.execute(
+            lambda client: client.hmget(entry_key(fingerprint), *fields), TIMEOUT_S
+        )
+        if data is None or not self._lacks(made_by):
             return None
         try:
             entry = decode(data)
@@ -54,9 +83,33 @@ class RedisMigration:
             entry = None
         return Foreign(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
-    async def replace(self, fingerprint: str, version: str, vector: Vector) -> bool:
-        arguments = [entry_key(fingerprint), version, vector.astype("<f4").tobytes(), self._embedder]
-        return bool(await self._store.execute(lambda client: client.eval(REPLACE, 1, *arguments), TIMEOUT_S))
+    async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
+        arguments = [entry_key(fingerprint), SPACE, version, vector.astype("<f4").tobytes(), self._embedder, keep]
+        return bool(await self._store.execute(lambda client: client.eval(REPLACE, 2, *arguments), TIMEOUT_S))
+
+    async def settled(self) -> bool:
+        serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)
+        return serving == self._embedder
+
+    async def settle(self) -> None:
+        serving, tidied = await self._store.execute(lambda client: client.hmget(SPACE, "serving", "tidied"), TIMEOUT_S)
+        if serving != self._embedder:  # first of all: nothing may be dropped that a restart would go by
+            await self._mark("serving")
+        if serving == tidied == self._embedder:
+            return
+        async for names in self._pages():
+            keys = list(map(entry_key, names))
+            if keys:
+                tidy = partial(_tidy, keys, self._embedder)
+                await self._store.execute(tidy, TIMEOUT_S)
+        await self._mark("tidied")
+
+    async def _mark(self, field: str) -> None:
+        await self._store.execute(lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S)
+
+
+async def _tidy(keys: Sequence[str], embedder: bytes, client: Any) -> None:
+    await client.eval(TIDY, len(keys), *keys, embedder)
 
 
 async def _page(cursor: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
@@ -64,8 +117,8 @@ async def _page(cursor: int, client: Any) -> tuple[int, list[tuple[bytes, float]
     return cursor, members
 
 
-async def _embedders(names: Sequence[str], client: Any) -> list[bytes | None]:
+async def _embedders(names: Sequence[str], client: Any) -> list[list[bytes | None]]:
     async with client.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.hget(entry_key(name), "embedder")
+            pipe.hmget(entry_key(name), "embedder", "former_embedder")
         return list(await pipe.execute())

@@ -12,10 +12,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis_store import ENTRIES, PREFIX, RedisStore, entry_key, stored_vector
+from gateway.adapters.redis_store import ENTRIES, PREFIX, VECTOR_FIELDS, RedisStore, entry_key, stored_vector
 from gateway.cache.records import RecordInvalid, decode
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry, Vector
+from gateway.messages import Entry, Placed
 
 BANS = PREFIX + "bans"
 VERSION = PREFIX + "bans:version"
@@ -28,16 +28,13 @@ DISK_MS = 1_500
 PAGE = 250  # entries whose sizes are asked for at once
 PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
 
-Record = tuple[Entry, Vector | None]
+Record = tuple[Entry, Placed | None]
 
 
 class RedisRemovals:
-    """`embedder`: the fingerprint of the vectors that this gateway can compare with."""
-
-    def __init__(self, store: RedisStore, client: Any, *, embedder: str) -> None:
+    def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
         self._client = client  # for what must not weigh on the breaker
-        self._embedder = embedder.encode()
 
     async def version(self) -> bytes:
         """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
@@ -74,13 +71,13 @@ class RedisRemovals:
         last = await self._store.execute(lambda client: client.zrange(ENTRIES, -1, -1, withscores=True), TIMEOUT_S)
         return float(last[0][1]) if last else 0.0
 
-    async def records(self) -> AsyncIterator[list[Record]]:
+    async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
         cursor = 0
         while True:
             cursor, members = await self._store.execute(partial(_scan, cursor=cursor), TIMEOUT_S)
             names = [name.decode() for name, _ in members]
             for i in range(0, len(names), PAGE):
-                async for page in self._read(names[i : i + PAGE]):
+                async for page in self._read(names[i : i + PAGE], embedder):
                     yield page
             if cursor == 0:
                 return
@@ -100,22 +97,24 @@ class RedisRemovals:
     async def audits(self, limit: int) -> list[bytes]:
         return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
 
-    async def _read(self, names: Sequence[str]) -> AsyncIterator[list[Record]]:
+    async def _read(self, names: Sequence[str], embedder: str) -> AsyncIterator[list[Record]]:
         sizes = await self._store.execute(partial(_sizes, names=names), TIMEOUT_S)
         for group in _groups(names, sizes):
             rows = await self._store.execute(partial(_rows, names=group), TIMEOUT_S)
-            yield [record for name, row in zip(group, rows, strict=True) if (record := self._record(name, row))]
+            found = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
+            yield [record for record in found if record is not None]
 
-    def _record(self, name: str, row: Sequence[bytes | None]) -> Record | None:
-        data, *rest = row
-        if data is None:
-            return None
-        try:
-            entry = decode(data)
-        except RecordInvalid:  # nobody is served it either
-            return None
-        stored = stored_vector(name, rest, self._embedder)
-        return entry, None if stored is None else stored.vector
+
+def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
+    data, *rest = row
+    if data is None:
+        return None
+    try:
+        entry = decode(data)
+    except RecordInvalid:  # nobody is served it either
+        return None
+    stored = stored_vector(name, rest, embedder.encode())
+    return entry, None if stored is None else Placed(stored.vector, embedder)
 
 
 async def _scan(client: Any, *, cursor: int) -> tuple[int, list[tuple[bytes, float]]]:
@@ -133,7 +132,7 @@ async def _sizes(client: Any, *, names: Sequence[str]) -> list[int]:
 async def _rows(client: Any, *, names: Sequence[str]) -> list[list[bytes | None]]:
     async with client.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.hmget(entry_key(name), "record", "scope", "expires", "embedder", "vector")
+            pipe.hmget(entry_key(name), "record", *VECTOR_FIELDS)
         return list(await pipe.execute())
 
 

@@ -7,6 +7,7 @@ together; a sorted set by expiry lists them, so that no command ever walks keys 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,9 @@ COUNTEREXAMPLES = PREFIX + "counterexamples"
 LEARNING = PREFIX + "learning"
 MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
 SCAN_BATCH = 500
+# What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
+# (gateway/succession.py): the one that lookups still go by, beside the one that they will.
+VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5
 COOLDOWN_S = 1.0
@@ -66,6 +70,13 @@ class RedisStore:
         self._breaker = Breaker(FAILURES, COOLDOWN_S)
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._put = client.register_script(PUT)
+        self._told: Callable[[str], None] | None = None
+
+    def seen_by(self, embedder: str, told: Callable[[str], None] | None = None) -> RedisStore:
+        """The same store, breaker and connections, for vectors of another embedder; `told` of each that is put."""
+        view = copy.copy(self)
+        view._embedder, view._told = embedder.encode(), told
+        return view
 
     @property
     def breaker(self) -> State:
@@ -87,14 +98,18 @@ class RedisStore:
         fields["worth"] = repr(worth_of(entry))
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
+        stored = await self._put_fenced(entry, fields, lease) if lease else await self._put_plainly(entry, fields)
+        if stored and vector is not None and self._told is not None:
+            self._told(entry.fingerprint)
+        return stored
+
+    async def _put_plainly(self, entry: Entry, fields: Mapping[str, Any]) -> bool:
         key = entry_key(entry.fingerprint)
-        if lease:
-            return await self._put_fenced(entry, fields, lease)
 
         async def write() -> None:
             async with self._client.pipeline(transaction=True) as pipe:
                 pipe.delete(key)
-                pipe.hset(key, mapping=fields)
+                pipe.hset(key, mapping=dict(fields))
                 pipe.pexpireat(key, int(entry.expires * 1000))
                 pipe.zadd(ENTRIES, {entry.fingerprint: entry.expires})
                 await pipe.execute()
@@ -143,7 +158,7 @@ class RedisStore:
         async def read() -> list[list[bytes | None]]:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
-                    pipe.hmget(entry_key(name), "scope", "expires", "embedder", "vector")
+                    pipe.hmget(entry_key(name), *VECTOR_FIELDS)
                 return list(await pipe.execute())
 
         rows = await self._guard(read) if fingerprints else []
@@ -225,10 +240,11 @@ def lease_key(fingerprint: str) -> str:
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
-    """What `vectors_of` asked for as a vector; None where there is none, or none of the `current` embedder, or one
+    """`VECTOR_FIELDS` of an entry as a vector; None where there is none, or none of the `current` embedder, or one
     that cannot be read: it must not keep the index from all others."""
-    scope, expires, embedder, vector = row
-    if not vector or scope is None or expires is None or embedder != current:
+    scope, expires, *pairs = row
+    vector = next((made for by, made in zip(pairs[::2], pairs[1::2], strict=True) if by == current), None)
+    if not vector or scope is None or expires is None:
         return None
     try:
         values = np.frombuffer(vector, dtype="<f4").astype(np.float32)

@@ -19,7 +19,7 @@ for i = 2, #KEYS do
   if size == 0 then
     redis.call('ZREM', KEYS[1], ARGV[i - 1])
   else
-    size = size + redis.call('HSTRLEN', KEYS[i], 'vector')
+    size = size + redis.call('HSTRLEN', KEYS[i], 'vector') + redis.call('HSTRLEN', KEYS[i], 'former')
   end
   found[2 * i - 3] = size
   found[2 * i - 2] = redis.call('HGET', KEYS[i], 'worth') or ''

@@ -10,7 +10,6 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.explained import ExplainedPair, Look, explained
 from gateway.cache.feedback import relation_of
@@ -21,6 +20,7 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Embedding, Entry
 from gateway.policy.model import Policy, Semantic
 from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier
+from gateway.spaces import Spaces
 
 PATH = "/admin/cache/explain"
 EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the route may be left out'
@@ -134,13 +134,9 @@ def _entry(pair: Pair) -> Entry:
 class ExplainHandler:
     """`policy` gives the one in force."""
 
-    def __init__(
-        self, policy: Callable[[], Policy], controls: Controls, embedder: Embedder, verifier: Verifier
-    ) -> None:
+    def __init__(self, policy: Callable[[], Policy], spaces: Spaces) -> None:
         self._policy = policy
-        self._controls = controls
-        self._embedder = embedder
-        self._verifier = verifier
+        self._spaces = spaces
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
@@ -149,8 +145,9 @@ class ExplainHandler:
         try:
             pair = pair_from(await request.read())
             route, rule = route_of(self._policy(), pair.route)
-            control = self._controls.of(route)
-            found = await explain_pair(pair, route, rule, control, self._embedder, self._verifier)
+            space = self._spaces.serving
+            control = space.controls.of(route)
+            found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier)
         except BadRequest as error:
             return json_answer({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:

@@ -10,19 +10,17 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
 from gateway.errors import StoreUnavailable
-from gateway.learning import Learning
 from gateway.policy.model import Policy, Semantic
+from gateway.spaces import Spaces
 
 
 class Quality:
     """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
 
-    def __init__(self, controls: Controls, learning: Learning, policy: Callable[[], Policy]) -> None:
-        self._controls = controls
-        self._learning = learning
+    def __init__(self, spaces: Spaces, policy: Callable[[], Policy]) -> None:
+        self._spaces = spaces
         self._policy = policy
 
     def routes(self) -> list[web.RouteDef]:
@@ -30,7 +28,7 @@ class Quality:
 
     def shown(self) -> list[dict[str, Any]]:
         """Every route with a semantic cache, in the policy's order."""
-        return [_shown(name, rule, self._controls.of(name)) for name, rule in self._rules().items()]
+        return [_shown(name, rule, self._spaces.serving.controls.of(name)) for name, rule in self._rules().items()]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         return json_answer({"routes": self.shown()})
@@ -45,10 +43,11 @@ class Quality:
             return json_answer({"error": 'expected a body such as {"route": "default"}'}, 400)
         if route not in rules:
             return json_answer({"error": f"no route {route[:64]!r} has a semantic cache", "routes": list(rules)}, 404)
-        control = self._controls.of(route)
+        space = self._spaces.serving
+        control = space.controls.of(route)
         control.reset()
         try:
-            await self._learning.save_one(route)
+            await space.learning.save_one(route)
             stored = True
         except StoreUnavailable:
             stored = False  # saved with the next change, or at the end: until then a restart would bring it back

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gateway.messages import Entry, Vector
+from gateway.messages import Entry, Placed, Vector
 
 MAX_BANS = 64  # every read of an entry that is older than one of them looks through them
 MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
@@ -24,24 +24,27 @@ UNREADABLE_S = 86400.0
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
 class Near:
-    """Close to a question: by its vector where an answer comes with its own, else by the fingerprints found so far."""
+    """Close to a question: by its vector where an answer comes with one of the same embedder, else by the fingerprints
+    found so far."""
 
     vector: Vector
     similarity: float  # at least; in [0, 1]
     found: frozenset[str] = frozenset()
     embedder: str = ""  # the fingerprint of what made the vector
 
-    def holds(self, entry: Entry, vector: Vector | None) -> bool:
+    def holds(self, entry: Entry, placed: Placed | None) -> bool:
         if entry.fingerprint in self.found:
             return True
-        return vector is not None and vector.shape == self.vector.shape and self._reaches(vector)
+        if placed is None or placed.embedder != self.embedder or placed.vector.shape != self.vector.shape:
+            return False
+        return self._reaches(placed.vector)
 
     def _reaches(self, vector: Vector) -> bool:
         return float(np.dot(vector, self.vector)) >= self.similarity
 
     def covers(self, other: Near) -> bool:
-        same = self.similarity <= other.similarity and np.array_equal(self.vector, other.vector)
-        return same and self.found >= other.found
+        same = self.embedder == other.embedder and np.array_equal(self.vector, other.vector)
+        return same and self.similarity <= other.similarity and self.found >= other.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ class Conditions:
     fingerprint: str | None = None
     near: Near | None = None
 
-    def hold(self, entry: Entry, vector: Vector | None = None) -> bool:
-        """`vector`: the entry's own, where it is known."""
+    def hold(self, entry: Entry, placed: Placed | None = None) -> bool:
+        """`placed`: the entry's own vector, where it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
             and (self.tenant is None or same_tenant(self.tenant, entry.tenant))
@@ -65,7 +68,7 @@ class Conditions:
             and self.model in (None, entry.model)
             and (self.before is None or entry.created <= self.before)
             and self.fingerprint in (None, entry.fingerprint)
-            and (self.near is None or self.near.holds(entry, vector))
+            and (self.near is None or self.near.holds(entry, placed))
         )
 
     def cover(self, other: Conditions) -> bool:
@@ -96,13 +99,13 @@ class Ban:
     until: float  # wall clock: after which nothing that it covers can be left
     conditions: Conditions
 
-    def covers(self, entry: Entry, vector: Vector | None = None) -> bool:
-        return entry.asked <= self.at and self.conditions.hold(entry, vector)
+    def covers(self, entry: Entry, placed: Placed | None = None) -> bool:
+        return entry.asked <= self.at and self.conditions.hold(entry, placed)
 
-    def sweeps(self, entry: Entry, vector: Vector | None, now: float) -> bool:
+    def sweeps(self, entry: Entry, placed: Placed | None, now: float) -> bool:
         """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
         future was made before the removal, too: by a machine whose clock is ahead, or before ours was set back."""
-        return self.conditions.hold(entry, vector) and (entry.asked <= self.at or entry.created > now)
+        return self.conditions.hold(entry, placed) and (entry.asked <= self.at or entry.created > now)
 
     def includes(self, other: Ban) -> bool:
         return self.at >= other.at and self.until >= other.until and self.conditions.cover(other.conditions)
@@ -151,8 +154,8 @@ class Bans:
     def __len__(self) -> int:
         return len(self.in_force)
 
-    def cover(self, entry: Entry, vector: Vector | None = None) -> bool:
-        return entry.asked <= self._latest and any(ban.covers(entry, vector) for ban in self.in_force)
+    def cover(self, entry: Entry, placed: Placed | None = None) -> bool:
+        return entry.asked <= self._latest and any(ban.covers(entry, placed) for ban in self.in_force)
 
     def add(self, ban: Ban, now: float) -> None:
         """One made here, in force from now on; it takes the place of one with its id."""
@@ -185,15 +188,6 @@ def with_found(ban: Ban, found: Iterable[str]) -> Ban:
     assert near is not None
     more = replace(near, found=near.found | frozenset(found))
     return replace(ban, conditions=replace(ban.conditions, near=more))
-
-
-def seen_with(ban: Ban, embedder: str) -> Ban:
-    """As a gateway with that embedder may use it: without a vector that another one made, which none of its own may be
-    compared with. The ban then means what was found when it was made."""
-    near = ban.conditions.near
-    if near is None or near.embedder == embedder:
-        return ban
-    return replace(ban, conditions=replace(ban.conditions, near=replace(near, vector=np.zeros(0, np.float32))))
 
 
 # Bans as they lie in the store.
@@ -246,5 +240,5 @@ def _conditions(fields: Mapping[str, Any]) -> Conditions:
 
 
 def _near(vector: bytes, similarity: float, found: list[str], embedder: str = "") -> Near:
-    """Those of older gateways do not say which embedder it was."""
+    """Those of older gateways do not say which embedder it was: they mean what they found."""
     return Near(np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(found), embedder)

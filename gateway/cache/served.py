@@ -14,6 +14,7 @@ MAX_SERVED = 5_000  # a vector, a relation and the entry that was served: some 1
 class Served:
     route: str
     judged: Judged
+    embedder: str = ""  # the fingerprint of what made the vectors that it was judged by
     told: bool = False  # a client has said what it thinks of it: that counts once
 
 

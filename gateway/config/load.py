@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.config.backends import OpenAIBackendConfig
 from gateway.config.environ import environment_fault, override
-from gateway.config.schema import Config
+from gateway.config.schema import Config, EmbeddingModel
 from gateway.faults import ConfigInvalid, Fault, KeyPath, in_order
 from gateway.validation import complaints
 from gateway.yaml_source import load_yaml, read_file
 
 DEFAULT_PATH = Path("config.yaml")
+Model = TypeVar("Model", bound=EmbeddingModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,9 @@ def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
 def _resolved(config: Config, folder: Path) -> Config:
     """Paths from the file's folder. What child processes and models use is absolute: they have folders of their own;
     `policies` stays as short as it was written, since every fault there repeats it."""
-    embedder = config.embedder
-    if embedder.model_dir is not None:
-        embedder = embedder.model_copy(update={"model_dir": (folder / embedder.model_dir).absolute()})
+    embedder = _with_model_dir(config.embedder, folder)
+    if embedder.migrate_from is not None:
+        embedder = embedder.model_copy(update={"migrate_from": _with_model_dir(embedder.migrate_from, folder)})
     return config.model_copy(
         update={
             "data_dir": (folder / config.data_dir).absolute(),
@@ -111,3 +112,9 @@ def _resolved(config: Config, folder: Path) -> Config:
             "embedder": embedder,
         }
     )
+
+
+def _with_model_dir(model: Model, folder: Path) -> Model:
+    if model.model_dir is None:
+        return model
+    return model.model_copy(update={"model_dir": (folder / model.model_dir).absolute()})

@@ -65,7 +65,7 @@ class Store(Section):
     max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
 
-class Embedder(Section):
+class EmbeddingModel(Section):
     """What turns questions into vectors."""
 
     adapter: Annotated[
@@ -77,6 +77,12 @@ class Embedder(Section):
     device: Text | None = None
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     timeout: PositiveDuration = 1.0
+
+
+class Embedder(EmbeddingModel):
+    """The model in use, and the one before it while stored questions are embedded anew."""
+
+    migrate_from: EmbeddingModel | None = None  # lookups go by it until then
 
 
 class Index(Section):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.messages import Entry, Neighbour, Vector
+from gateway.messages import Entry, Neighbour, Placed, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ class RemovalStore(Protocol):
     async def latest_expiry(self) -> float:
         """Of all entries; wall clock, seconds. 0 where there is none."""
 
-    def records(self) -> AsyncIterator[Sequence[tuple[Entry, Vector | None]]]:
-        """All entries in pages of bounded size, in no order; with their vector where it is the current embedder's."""
+    def records(self, embedder: str) -> AsyncIterator[Sequence[tuple[Entry, Placed | None]]]:
+        """All entries in pages of bounded size, in no order; with their vector where they have one of that embedder."""
 
     async def delete(self, fingerprints: Sequence[str]) -> int: ...
 
@@ -144,7 +144,7 @@ class RemovalStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """An entry whose vector is of another embedder than the one in use."""
+    """An entry that has a vector, and none of the embedder in use."""
 
     entry: Entry | None  # None: its record cannot be read
     version: str  # of the record; another one once the entry is answered anew
@@ -154,14 +154,21 @@ class MigrationStore(Protocol):
     """Entries from before the embedder was another one. Every method raises `StoreUnavailable`."""
 
     def foreign(self) -> AsyncIterator[Sequence[str]]:
-        """The fingerprints of entries with a vector of another embedder, in pages of bounded size, in no order."""
+        """The fingerprints of such entries, in pages of bounded size, in no order."""
 
     async def read(self, fingerprint: str) -> Foreign | None:
-        """None: it is gone."""
+        """None: it is gone, or no such entry."""
 
-    async def replace(self, fingerprint: str, version: str, vector: Vector) -> bool:
-        """Gives the entry a vector of the embedder in use, if its record is still that version; its expiry stays.
-        False, and nothing is written, where it is gone or has been answered anew."""
+    async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
+        """Gives the entry a vector of the embedder in use, if its record is still that version; its expiry stays, and
+        so does a vector of the embedder `keep`. False, and nothing is written, where it is gone or has been answered
+        anew."""
+
+    async def settled(self) -> bool:
+        """Whether lookups have gone over to the embedder in use, also before a restart."""
+
+    async def settle(self) -> None:
+        """They have: what was kept of the embedder before is dropped, once."""
 
 
 class NearStore(ResponseStore, Protocol):

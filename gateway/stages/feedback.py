@@ -11,15 +11,14 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.control.controls import Controls
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, NotFound
-from gateway.labels import Labels
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
+from gateway.spaces import Spaces
 from gateway.telemetry import Telemetry
 
 PATH = "/v1/feedback"
@@ -34,10 +33,9 @@ class Memory:
 
 
 class Feedback:
-    def __init__(self, memory: Memory, controls: Controls, labels: Labels, telemetry: Telemetry) -> None:
+    def __init__(self, memory: Memory, spaces: Spaces, telemetry: Telemetry) -> None:
         self._memory = memory
-        self._controls = controls
-        self._labels = labels
+        self._spaces = spaces
         self._telemetry = telemetry
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
@@ -55,16 +53,20 @@ class Feedback:
         if not served.told:
             self._memory.served.tell(request.tenant, request_id)
             self._learn(served, verdict)
-        kept = verdict != "wrong" or await self._labels.refute(served.judged.relation)
+        kept = verdict != "wrong" or await self._spaces.serving.labels.refute(served.judged.relation)
         body = {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
         provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
         return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
 
     def _learn(self, served: Served, verdict: str) -> None:
+        """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
+        space = self._spaces.of(served.embedder)
+        if space is None:
+            return
         label = Label(verdict)
-        self._labels.tell(served.route, served.judged, label, "feedback")
+        space.labels.tell(served.route, served.judged, label, "feedback")
         if label is Label.WRONG:
-            self._controls.of(served.route).complained()
+            space.controls.of(served.route).complained()
 
 
 def _read(body: dict[str, Any]) -> tuple[str, str]:

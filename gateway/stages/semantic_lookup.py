@@ -116,7 +116,7 @@ class SemanticLookup:
         if self._store.banned(chosen.entry):  # removed while it was judged
             return None
         self._controls.of(request.route).hit()
-        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen))
+        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
         return chosen, next(freshness for entry, _, freshness in found if entry is chosen.entry)
 
     async def _judge(self, request: Request, call: Call, embedding: Embedding, found: list[Found]) -> Judged:

@@ -84,17 +84,17 @@ async def test_it_shows_what_the_route_has_learnt_and_changes_nothing(upstream: 
         before = (await explain(served, {**SAME, "route": "support"})).json
         assert (before["labels"], before["evidence_shift"]) == (0, 0.0)
         parts = served.gateway.parts
-        vector = (await parts.embedder.embed(SAME["asked"])).vector
-        parts.controls.of("support").learn(Observation(vector, before["score"], 0.9, Label.WRONG))
+        vector = (await parts.space.embedder.embed(SAME["asked"])).vector
+        parts.space.controls.of("support").learn(Observation(vector, before["score"], 0.9, Label.WRONG))
         after = (await explain(served, {**SAME, "route": "support"})).json
         assert after["labels"] == 1
         assert after["evidence_shift"] == pytest.approx(-0.3, abs=0.001)  # 0.5 * -0.9 / 1.5
         assert after["score"] == pytest.approx(before["opinion"] - 0.3, abs=0.001)
-        version = parts.controls.of("support").version
+        version = parts.space.controls.of("support").version
         assert (await explain(served, {**SAME, "route": "support"})).json == after
-        assert parts.controls.of("support").version == version
+        assert parts.space.controls.of("support").version == version
         assert not upstream.calls, "nothing is sent"
-        assert parts.index.size == 0, "and nothing is kept"
+        assert parts.space.index.size == 0, "and nothing is kept"
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ async def test_everything_close_to_a_question_goes_in_every_scope(served: Served
     assert answer.json["matched"] == 3
     assert await purged(served, like=question, min_similarity=1) == 2
     assert await purged(served, like=question) == 1
-    assert served.gateway.parts.index.size == 1
+    assert served.gateway.parts.space.index.size == 1
     assert verdict(await served.chat("who won the cup in nineteen ninety")) == "exact"
     assert verdict(await served.chat(question)) == "fwd=miss; stored"
 
@@ -178,7 +178,7 @@ async def test_a_dry_run_says_what_would_go_and_changes_nothing(served: Served) 
     assert set(sample) == {"fingerprint", "route", "tenant", "model", "age_s", "tags", "question"}
     assert len(sample["question"]) == 80
     assert len(served.gateway.stores.front.bans) == 0
-    assert served.gateway.parts.index.size == 12
+    assert served.gateway.parts.space.index.size == 12
     assert verdict(await served.chat("number 3 " + "x" * 100)) == "exact"
     assert (await admin(served, "/admin/audit"))["entries"] == []
 
@@ -307,7 +307,7 @@ async def test_what_is_close_to_a_removed_question_and_came_late_is_not_kept(
     assert await purged(served, like="how do I reset the password of my account") == 0
     upstream.gate.set()
     assert verdict(await waiting) == "fwd=miss"
-    assert served.gateway.parts.index.size == 0
+    assert served.gateway.parts.space.index.size == 0
 
 
 @pytest.mark.parametrize("failure", ["status", "connection"])
@@ -406,7 +406,7 @@ async def test_a_gateway_on_the_same_store_serves_it_no_longer_within_a_second(
         await other.chat(question, headers={"Cache-Tag": "a"})
         assert verdict(await other.chat(question)) == "exact"
         assert verdict(await other.chat(near)) == "semantic"
-        assert one.gateway.parts.index.size == 0
+        assert one.gateway.parts.space.index.size == 0
         assert await purged(one, tags=["a"]) == 1
         begun = time.monotonic()
         await until(lambda: len(other.gateway.stores.front.bans) == 1)

@@ -122,7 +122,8 @@ async def test_an_answer_that_is_not_a_complete_success_is_passed_on_and_not_sto
         assert (answer.status, answer.body) == expected
         assert answer.cache_status == "nearhit; fwd=miss"
     assert len(upstream.calls) == 3
-    assert (await stored_entries(small), small.gateway.parts.index.size, len(small.gateway.parts.store)) == (0, 0, 0)
+    parts = small.gateway.parts
+    assert (await stored_entries(small), parts.space.index.size, len(parts.store)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", NEVER_STORED_STREAMS)
@@ -136,7 +137,8 @@ async def test_a_stream_that_is_not_a_complete_success_is_passed_on_and_not_stor
         assert answer.status == 200
         assert answer.body.replace(b"\r\n", b"\n") == expected
     assert len(upstream.calls) == 3
-    assert (await stored_entries(small), small.gateway.parts.index.size, len(small.gateway.parts.store)) == (0, 0, 0)
+    parts = small.gateway.parts
+    assert (await stored_entries(small), parts.space.index.size, len(parts.store)) == (0, 0, 0)
 
 
 async def test_a_stream_that_is_cut_ends_with_an_error_and_is_not_stored(small: Served, upstream: Upstream) -> None:

@@ -99,7 +99,7 @@ def labels(served: Served) -> dict[tuple[str, str], float]:
 
 
 async def audited(served: Served) -> None:
-    await until(lambda: len(served.gateway.parts.audits) == 0)
+    await until(lambda: len(served.gateway.parts.space.audits) == 0)
 
 
 async def hit(served: Served, **fields: Any) -> Answer:
@@ -122,7 +122,7 @@ async def promising(start: Start) -> AsyncIterator[Served]:
 async def two_misses(served: Served) -> None:
     for question in (STORED, ASKED):
         assert (await served.chat(question)).cache_status == MISS
-    await until(lambda: served.gateway.parts.comparisons.idle)
+    await until(lambda: served.gateway.parts.space.comparisons.idle)
 
 
 @pytest.mark.parametrize(("says", "label"), [(same, "right"), (other, "wrong"), (unclear, "undecided")])
@@ -132,7 +132,7 @@ async def test_a_miss_says_for_free_whether_its_neighbour_would_have_been_right(
     upstream.answer = answering(says)
     await two_misses(promising)
     assert labels(promising) == {("miss", label): 1}
-    assert promising.gateway.parts.controls.of("default").labels == (0 if label == "undecided" else 1)
+    assert promising.gateway.parts.space.controls.of("default").labels == (0 if label == "undecided" else 1)
     assert len(upstream.chats) == 2, "nothing was asked for it"
 
 
@@ -140,7 +140,7 @@ async def test_a_streamed_miss_teaches_like_a_whole_one(promising: Served, upstr
     upstream.answer = answering(same)
     await promising.chat(STORED)
     await promising.chat(ASKED, stream=True)
-    await until(lambda: promising.gateway.parts.comparisons.idle)
+    await until(lambda: promising.gateway.parts.space.comparisons.idle)
     assert labels(promising) == {("miss", "right"): 1}
 
 
@@ -154,7 +154,7 @@ async def test_what_is_not_stored_teaches_nothing(promising: Served, upstream: U
 
     upstream.answer = unfinished
     await promising.chat(ASKED)
-    await until(lambda: promising.gateway.parts.comparisons.idle)
+    await until(lambda: promising.gateway.parts.space.comparisons.idle)
     assert labels(promising) == {}
 
 
@@ -162,7 +162,7 @@ async def test_a_neighbour_that_a_check_refused_teaches_nothing(promising: Serve
     """The check would have refused it at any threshold."""
     await promising.chat("Translate to French: good morning, how are you today?")
     await promising.chat("Translate to French: good evening, how are you today?")
-    await until(lambda: promising.gateway.parts.comparisons.idle)
+    await until(lambda: promising.gateway.parts.space.comparisons.idle)
     assert labels(promising) == {}
 
 
@@ -176,7 +176,7 @@ async def test_a_plain_threshold_learns_nothing_from_misses(start: Start, upstre
 async def test_with_learning_off_labels_measure_and_move_nothing(start: Start, upstream: Upstream) -> None:
     upstream.answer = answering(other)
     async with start(policy(accept="max_wrong_hits: 0.1%", more=", learn: off")) as served:
-        control = served.gateway.parts.controls.of("default")
+        control = served.gateway.parts.space.controls.of("default")
         before = control.threshold(Acceptance(max_wrong_hits=0.001))
         await two_misses(served)
         assert labels(served) == {("miss", "wrong"): 1}
@@ -186,7 +186,7 @@ async def test_with_learning_off_labels_measure_and_move_nothing(start: Start, u
 
 async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> None:
     parts = promising.gateway.parts
-    comparisons = Comparisons(parts.embedder, parts.labels, parts.telemetry, limit=2)
+    comparisons = Comparisons(parts.space.embedder, parts.space.labels, parts.telemetry, limit=2)
     for seed in range(5):
         comparisons.missed(missed(promising), entry_of(f"fresh-{seed}"))
     assert parts.telemetry.comparisons_dropped.values[("default",)] == 3
@@ -217,7 +217,7 @@ async def test_what_the_embedder_cannot_tell_is_undecided(
         entry_of(text[0], payload=(json.dumps(completion({"model": "m"}, text)).encode(),)) for text in answers
     )
     parts = promising.gateway.parts
-    comparisons = Comparisons(HalfRead(up=up), parts.labels, parts.telemetry)
+    comparisons = Comparisons(HalfRead(up=up), parts.space.labels, parts.telemetry)
     assert await comparisons.label(HI, stored, fresh) is Label.UNDECIDED
     assert await comparisons.label(HI, stored, stored) is Label.RIGHT, "the same needs no embedder"
     assert await comparisons.label(HI, stored, entry_of("x", payload=(b"{}",))) is None
@@ -248,7 +248,7 @@ async def test_a_hit_that_was_right_is_counted_and_goes_on_being_served(start: S
         await audited(served)
         assert audits(served) == {"right": 1}
         assert labels(served) == {("audit", "right"): 1}
-        estimate = served.gateway.parts.controls.of("default").estimate()
+        estimate = served.gateway.parts.space.controls.of("default").estimate()
         assert (estimate.of_served, estimate.of_served_low) == (0.0, 0.0)
         assert len(upstream.chats) == 2
         async with served.session.get(served.admin_url + "/metrics") as response:
@@ -269,7 +269,7 @@ async def test_a_hit_that_was_wrong_is_not_served_for_that_question_again(
         assert b"settings" in first.body
         await audited(served)
         assert audits(served) == {"wrong": 1}
-        assert served.gateway.parts.controls.of("default").estimate().of_served == 1.0
+        assert served.gateway.parts.space.controls.of("default").estimate().of_served == 1.0
         again = await served.chat(ASKED)
         assert again.text == OTHER, "the fresh answer has been stored"
         assert len(upstream.chats) == 2
@@ -341,7 +341,7 @@ async def test_nothing_is_sent_for_a_client_that_wants_nothing_sent_or_stored(
         answer = await served.chat(ASKED, headers={"Cache-Control": directive})
         assert audits(served) == {}
         assert len(upstream.chats) == (1 if answer.cache_status == HIT else 2)
-        assert len(served.gateway.parts.audits) == 0
+        assert len(served.gateway.parts.space.audits) == 0
 
 
 @pytest.mark.parametrize("failure", ["status", "cut", "gone"])
@@ -469,14 +469,14 @@ async def test_a_gateway_that_stops_ends_its_audits(start: Start, upstream: Upst
     await until(lambda: upstream.cancelled == 1)
     names = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - before}  # type: ignore[union-attr]
     assert not [name for name in names if "gateway" in name or "Audit" in name or "Background" in name]
-    assert len(served.gateway.parts.audits) == 0
+    assert len(served.gateway.parts.space.audits) == 0
 
 
 async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start) -> None:
     text, promise = policy(accept="max_wrong_hits: 1%"), Acceptance(max_wrong_hits=0.01)
     async with start(text) as served:
         await recovered(served)
-        control = served.gateway.parts.controls.of("default")
+        control = served.gateway.parts.space.controls.of("default")
         at_first = control.threshold(promise)
         for seed in range(400):
             score = 0.6 + seed / 1000
@@ -489,7 +489,7 @@ async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start)
         assert learnt[0] != at_first
     async with start(text) as served:
         await recovered(served)
-        control = served.gateway.parts.controls.of("default")
+        control = served.gateway.parts.space.controls.of("default")
         assert (control.threshold(promise), control.labels, control.version, control.estimate()) == learnt
         assert control.score(vector_of(7, 384), 0.8) == pytest.approx(moved, abs=1e-3) != 0.8
 
@@ -500,16 +500,16 @@ async def test_what_was_learnt_otherwise_is_logged_and_forgotten(
     async with start() as served:
         await recovered(served)
         await served.gateway.stores.redis.put_learning("default", b"of another verifier")
-        served.gateway.parts.learning._saved["default"] = served.gateway.parts.controls.of("default").state
+        served.gateway.parts.space.learning._saved["default"] = served.gateway.parts.space.controls.of("default").state
     async with start() as served:
         await recovered(served)
-        assert served.gateway.parts.controls.of("default").labels == 0
+        assert served.gateway.parts.space.controls.of("default").labels == 0
     assert "what was learnt does not fit" in caplog.text
 
 
 async def test_nothing_is_saved_before_the_last_snapshot_has_been_read(served: Served) -> None:
     """A gateway that starts while its store is away must not replace what it knew by nothing."""
-    store, controls = MemoryStore(FakeClock()), served.gateway.parts.controls
+    store, controls = MemoryStore(FakeClock()), served.gateway.parts.space.controls
     await store.put_learning("default", controls.of("default").snapshot())
     known = await store.learning("default")
     learning = Learning(controls, store)

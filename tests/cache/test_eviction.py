@@ -103,12 +103,12 @@ async def contents(served: Served) -> tuple[set[str], set[str]]:
     """The fingerprints that the store and the index hold."""
     parts = served.gateway.parts
     stored = {name async for name, _ in parts.store.fingerprints() if await served.gateway.stores.redis.get(name)}
-    return stored, set(await parts.index.fingerprints())
+    return stored, set(await parts.space.index.fingerprints())
 
 
 async def settled(served: Served, entries: int) -> None:
     parts = served.gateway.parts
-    await until(lambda: len(parts.evictions.ledger) == entries and parts.index.size == entries)
+    await until(lambda: len(parts.evictions.ledger) == entries and parts.space.index.size == entries)
 
 
 async def test_store_front_and_index_keep_to_the_budget_and_hold_the_same(small: Served, upstream: Upstream) -> None:
@@ -135,7 +135,7 @@ async def test_a_budget_of_bytes_is_kept(upstream: Upstream, tmp_path: Path) -> 
         for i in range(30):
             await served.chat(f"question number {i} about subject {i * 7919}")
         ledger = served.gateway.parts.evictions.ledger
-        await until(lambda: ledger.bytes <= 30_000 and served.gateway.parts.index.size == len(ledger))
+        await until(lambda: ledger.bytes <= 30_000 and served.gateway.parts.space.index.size == len(ledger))
         stored, indexed = await contents(served)
         assert 0 < len(stored) < 30
         assert stored == indexed
@@ -151,8 +151,8 @@ async def test_what_the_server_itself_let_go_leaves_list_and_index(small: Served
     assert (await redis.stats()).entries == 5  # the overcount
     await parts.evictions.compare()
     assert (await redis.stats()).entries == 3
-    assert not set(gone) & set(await parts.index.fingerprints())
-    assert len(parts.evictions.ledger) == parts.index.size == 3
+    assert not set(gone) & set(await parts.space.index.fingerprints())
+    assert len(parts.evictions.ledger) == parts.space.index.size == 3
     assert parts.telemetry.evictions.values == {("memory",): 2.0}
 
 
@@ -171,8 +171,8 @@ async def test_a_restart_knows_what_it_holds_and_keeps_to_a_smaller_budget(upstr
 async def test_what_the_index_alone_has_is_forgotten(small: Served) -> None:
     await small.chat("a question that stays")
     parts = small.gateway.parts
-    ours = next(iter(await parts.index.fingerprints()))
+    ours = next(iter(await parts.space.index.fingerprints()))
     found = (await parts.store.vectors_of([ours]))[0]
-    await parts.index.add("f" * 64, found.scope, found.vector)
+    await parts.space.index.add("f" * 64, found.scope, found.vector)
     await parts.evictions.compare()
-    assert await parts.index.fingerprints() == [ours]
+    assert await parts.space.index.fingerprints() == [ours]

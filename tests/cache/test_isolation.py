@@ -137,8 +137,8 @@ async def test_an_index_that_errs_gives_nothing_away(by_tenant: Served, upstream
     await by_tenant.chat("what is it", headers=bearer("a"))
     await by_tenant.chat("something else entirely", headers=bearer("b"))
     theirs, mine = await entry_for(by_tenant, "a"), await entry_for(by_tenant, "b")
-    vector = (await parts.embedder.embed("what is it")).vector
-    await parts.index.add(theirs.fingerprint, mine.scope, vector)
+    vector = (await parts.space.embedder.embed("what is it")).vector
+    await parts.space.index.add(theirs.fingerprint, mine.scope, vector)
     answer = await by_tenant.chat("what is it", headers=bearer("b"))
     assert answer.text == "canary of Bearer b: what is it"
     assert parts.telemetry.refusals.values["default", "foreign"] == 1.0

@@ -51,7 +51,7 @@ async def reset(served: Served, body: bytes, headers: dict[str, str] | None = No
 
 
 def teach(served: Served, labels: int = 50) -> None:
-    control = served.gateway.parts.controls.of("default")
+    control = served.gateway.parts.space.controls.of("default")
     for seed in range(labels):
         control.met(0.9)
         control.learn(Observation(vector_of(seed, 384), 0.9, 0.5, Label.RIGHT))
@@ -74,7 +74,7 @@ async def test_what_audits_tell_is_shown_with_its_interval(upstream: Upstream, t
     async with gateway_of(config(tmp_path, upstream), POLICY.replace(", audit: 2%", "")) as served:
         for _ in range(10):
             await served.chat("What is this?")
-        control = served.gateway.parts.controls.of("default")
+        control = served.gateway.parts.space.controls.of("default")
         for label in [Label.RIGHT] * 9 + [Label.WRONG]:
             control.audited(label, 0.5)
         shown = (await quality(served))["default"]

@@ -20,10 +20,9 @@ from gateway.cache.removal import (
     decode,
     encode,
     same_tenant,
-    seen_with,
     with_found,
 )
-from gateway.messages import Entry
+from gateway.messages import Entry, Placed
 from tests.fixtures.entries import entry_of, hexed, vector_of
 
 NOW = 1_000_000.0
@@ -98,14 +97,14 @@ def test_a_tenant_that_is_a_hash_may_be_given_by_the_digits_that_are_shown() -> 
 
 def test_close_to_a_question_is_known_by_fingerprint_or_by_vector() -> None:
     asked = vector_of(1)
-    near = Near(asked, 0.8, frozenset({hexed("found")}))
+    near = Near(asked, 0.8, frozenset({hexed("found")}), "e1")
     ban = ban_of(near=near)
     found, late = (entry_of(name, created=NOW) for name in ("found", "late"))
     assert ban.covers(found)
     assert not ban.covers(late)
-    assert ban.covers(late, asked)
-    assert not ban.covers(late, vector_of(2))
-    assert not ban.covers(late, vector_of(1, dimension=7)), "of another model"
+    assert ban.covers(late, Placed(asked, "e1"))
+    assert not ban.covers(late, Placed(vector_of(2), "e1"))
+    assert not ban.covers(late, Placed(vector_of(1, dimension=7), "e1")), "damaged"
     assert with_found(ban, [late.fingerprint]).covers(late)
 
 
@@ -163,10 +162,10 @@ def test_one_by_a_question_is_compared_with_vectors_of_its_own_embedder_alone() 
     ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({hexed("found")}), "e1"))
     asked = entry_of("other", created=NOW - 10)
     found = entry_of("found", created=NOW - 10)
-    assert seen_with(ban, "e1") is ban and ban.covers(asked, vector_of(1))
-    for foreign in (seen_with(ban, "e2"), decode(encode(seen_with(ban, "e2")), NOW)):
-        assert not foreign.covers(asked, vector_of(1))
-        assert foreign.covers(found, vector_of(2)), "what it found when it was made stays removed"
+    for each in (ban, decode(encode(ban), NOW)):
+        assert each.covers(asked, Placed(vector_of(1), "e1"))
+        assert not each.covers(asked, Placed(vector_of(1), "e2"))
+        assert each.covers(found, Placed(vector_of(2), "e2")), "what it found when it was made stays removed"
 
 
 @pytest.mark.parametrize(

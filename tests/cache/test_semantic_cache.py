@@ -156,17 +156,17 @@ async def test_a_question_longer_than_the_model_reads_is_not_matched(semantic: S
     head = "the quick brown fox jumps over the lazy dog " * 40
     assert is_miss(await semantic.chat(head + "Summarise this in French."))
     assert is_miss(await semantic.chat(head + "Summarise this in German."))
-    assert semantic.gateway.parts.index.size == 0
+    assert semantic.gateway.parts.space.index.size == 0
 
 
 async def test_a_semantic_hit_is_never_stored_again(semantic: Served) -> None:
     """Errors would spread from neighbour to neighbour."""
     await semantic.chat(ASKED)
     parts = semantic.gateway.parts
-    before = (await parts.store.stats()).entries, parts.index.size
+    before = (await parts.store.stats()).entries, parts.space.index.size
     assert is_semantic(await semantic.chat(SAME))
     assert is_semantic(await semantic.chat(SAME))
-    assert ((await parts.store.stats()).entries, parts.index.size) == before == (1, 1)
+    assert ((await parts.store.stats()).entries, parts.space.index.size) == before == (1, 1)
 
 
 async def test_the_index_is_rebuilt_from_the_store(model: None, upstream: Upstream, tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ async def test_a_deleted_entry_is_never_served_through_the_index(semantic: Serve
     parts = semantic.gateway.parts
     (stored,) = [stored async for stored in parts.store.vectors()]
     await parts.store.delete([stored.fingerprint])
-    assert parts.index.size == 1
+    assert parts.space.index.size == 1
     assert is_miss(await semantic.chat(SAME))
-    assert parts.index.size == 1, "the deleted one is out of the index, the new one in"
+    assert parts.space.index.size == 1, "the deleted one is out of the index, the new one in"
     assert len(upstream.calls) == 2
 
 

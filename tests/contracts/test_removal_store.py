@@ -41,7 +41,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         client = connect(url)
         store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
         stack.push_async_callback(store.close)
-        yield Opened(request.param, store, RedisRemovals(store, client, embedder="e1"))
+        yield Opened(request.param, store, RedisRemovals(store, client))
 
 
 async def test_bans_are_kept_replaced_and_dropped_and_each_change_has_a_version(opened: Opened) -> None:
@@ -69,9 +69,9 @@ async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
     other = RedisStore(opened.store._client, embedder="e2", timeout_s=5.0, clock=SystemClock())
     await other.put(entry_of("foreign"), vector_of(1))
     found = {}
-    async for page in opened.removals.records():
+    async for page in opened.removals.records("e1"):
         assert len(page) == 1 or sum(entry.size - 512 for entry, _ in page) <= 10_000
-        found |= {entry.fingerprint: vector for entry, vector in page}
+        found |= {entry.fingerprint: placed and placed.vector for entry, placed in page}
     assert set(found) == {hexed(name) for name in [*map(str, range(60)), "foreign"]}
     assert found[hexed("foreign")] is None, "a vector of another embedder cannot be compared"
     for i in range(60):
@@ -99,7 +99,7 @@ async def test_the_audit_trail_is_bounded_and_the_youngest_come_first(opened: Op
 async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_does_not_open_the_breaker() -> None:
     client = connect("redis://127.0.0.1:9/0")
     store = RedisStore(client, embedder="e1", timeout_s=1.0, clock=SystemClock())
-    removals = RedisRemovals(store, client, embedder="e1")
+    removals = RedisRemovals(store, client)
     for _ in range(10):
         with pytest.raises(StoreUnavailable):
             await removals.version()
@@ -107,5 +107,5 @@ async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_do
     with pytest.raises(StoreUnavailable):
         await removals.bans()
     with pytest.raises(StoreUnavailable):
-        [page async for page in removals.records()]
+        [page async for page in removals.records("e1")]
     await store.close()

@@ -33,7 +33,7 @@ async def served(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def index(served: Served) -> FaissIndex:
-    found = served.gateway.parts.index
+    found = served.gateway.parts.space.index
     assert isinstance(found, FaissIndex)
     return found
 

@@ -153,7 +153,7 @@ async def test_a_store_that_is_absent_at_the_start_is_used_once_it_is_there(
                 await other.chat("what is the answer to everything else")
             clock.advance(1.1)  # the breaker's cooldown
             await until(lambda: served.gateway.recovery.ready)
-            assert served.gateway.parts.index.size == 1
+            assert served.gateway.parts.space.index.size == 1
             assert is_hit(await served.chat("what is the answer to everything else"))
             semantic = await served.chat("What is the answer to everything else?")
             assert semantic.cache_status == "nearhit; hit; detail=semantic"
@@ -211,4 +211,4 @@ async def test_stored_vectors_that_the_index_refuses_do_not_keep_it_from_the_oth
         await served.gateway.parts.store.put(entry_of("odd"), vector_of(1, dimension=7))
     async with gateway_of(config, clock=clock) as served:
         await recovered(served)
-        assert served.gateway.parts.index.size == 1
+        assert served.gateway.parts.space.index.size == 1
