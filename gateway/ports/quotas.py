@@ -1,0 +1,24 @@
+"""Where limits are counted, for all gateways that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gateway.routing.quota import Demand, Return, Taken
+
+
+class QuotaStore(Protocol):
+    """By its own clock. Every method raises `StoreUnavailable`. What is counted expires by itself."""
+
+    async def take(self, demands: Sequence[Demand], leaving: Mapping[str, Sequence[str]]) -> Taken:
+        """Meets all demands at once, or none. `leaving`: members whose places (by key) are free, whether or not that
+        has been said before."""
+
+    async def settle(self, returns: Sequence[Return]) -> None:
+        """Puts right what was taken."""
+
+    async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
+        """Says that this gateway is alive, and keeps its places (key, member), which are free otherwise after a while.
+        Returns how many gateways are alive, this one included."""
