@@ -23,6 +23,7 @@ from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
 from gateway.pool import Pool, pools_of
 from gateway.ports import Clock, Embedder
+from gateway.promises import Promises
 from gateway.space_parts import Ground, open_spaces
 from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit, Price
@@ -50,6 +51,7 @@ class Parts:
     spaces: Spaces
     former: AsyncExitStack  # ends the space before this one
     pools: Mapping[str, Pool]
+    promises: Promises
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
@@ -95,6 +97,7 @@ async def build_parts(
         spaces=spaces,
         former=former,
         pools=pools_of(backends, clock, telemetry),
+        promises=Promises(clock, telemetry),
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
@@ -114,7 +117,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     caching = route.exact_ttl_s is not None or route.semantic is not None
 
     def dispatch(bypass: Bypass | None) -> Handler:
-        return Dispatch(route, parts.pools, clock, telemetry, parts.space.hardness, bypass)
+        return Dispatch(route, parts.pools, parts.promises, clock, telemetry, parts.space.hardness, bypass)
 
     exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None

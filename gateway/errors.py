@@ -55,6 +55,13 @@ class OnlyIfCached(Refused):
     kind = "not_cached"
 
 
+class OutOfTime(Refused):
+    """No backend is predicted to answer within the latency budget, and the policy would rather say so at once."""
+
+    status = 504
+    kind = "latency_budget_error"
+
+
 class BackendError(Refused):
     """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked."""
 
@@ -73,6 +80,13 @@ class BackendFull(BackendError):
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503)
         self.retry_after_s = 1
+
+
+class StaleWanted(BackendError):
+    """No backend is predicted to answer within the latency budget, and a stored answer past its time stands by."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False, status=504)
 
 
 class StreamBroken(Exception):

@@ -21,6 +21,7 @@ from gateway.parts import build_backends, build_embedder, hardness_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route
 from gateway.pool import pools_of
+from gateway.promises import Promises
 from gateway.routing.choice import Decision
 from gateway.stages.dispatch import Dispatch
 from gateway.stages.policy import routed
@@ -162,7 +163,7 @@ async def _decide(
     try:
         telemetry = Telemetry()
         pools = pools_of(backends, clock, telemetry)
-        return Dispatch(route, pools, clock, telemetry, hardness).decide(request)
+        return Dispatch(route, pools, Promises(clock, telemetry), clock, telemetry, hardness).decide(request)
     finally:
         for backend in backends.values():
             await backend.close()

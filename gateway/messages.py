@@ -251,6 +251,7 @@ class Request:
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
+    stale_at_hand: bool = False  # a stored answer past its time may be served where no backend answers
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
     light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
     metered: bool = False  # what it costs is counted: the backend is to tell

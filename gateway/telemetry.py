@@ -156,6 +156,14 @@ class Telemetry(Collector):
         self.backend_inflight = Gauge("nearhit_backend_inflight", "Calls in flight to a backend", backend)
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
+        self.promises = Counter(
+            "nearhit_promises_total",
+            "Requests with a latency budget that went to a backend, or would have, by what came of it",
+            ("route", "outcome"),
+        )
+        self.required_confidence = Gauge(
+            "nearhit_required_confidence", "How sure a backend must be to keep the budget to be asked", ("route",)
+        )
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))

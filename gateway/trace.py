@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
+from gateway.routing.outlook import Outlook
 
 if TYPE_CHECKING:
     from gateway.cache.freshness import Lifetime
@@ -21,8 +22,8 @@ class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
     __slots__ = (
-        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "route", "served", "spans", "stored",
-        "tenant",
+        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "outlook", "route", "served", "spans",
+        "stored", "tenant",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -36,6 +37,7 @@ class Trace:
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
         self.stored: Entry | None = None  # what was admitted of a fresh answer
         self.complexity: float | None = None  # in [0, 1]
+        self.outlook: Outlook | None = None  # what the backends were predicted to take, where there is a budget
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 
     def span(self, name: str) -> Span:
@@ -52,11 +54,14 @@ class Trace:
         self.spans[name] = self.spans.get(name, 0.0) + seconds
 
     def server_timing(self) -> str:
-        """The header's value: milliseconds with 0.1 ms resolution, and what the verification came to."""
+        """The header's value: milliseconds to 0.1 ms, what the verification came to, what was predicted."""
         told = "" if self.judged is None else f';desc="p={self.judged.probability:.3f}"'
-        return ", ".join(
+        steps = [
             f"{name}{told if name == 'verify' else ''};dur={1e3 * seconds:.1f}" for name, seconds in self.spans.items()
-        )
+        ]
+        if self.outlook is not None:
+            steps.append(f'predict;desc="{self.outlook.told()}"')
+        return ", ".join(steps)
 
 
 class Span:

@@ -82,6 +82,18 @@ class Replay:
     fresh_ids: bool = False  # each hit under an id and a time of its own, rather than byte for byte
 
 
+Late = Literal["soonest", "light", "stale", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What a latency budget is worth."""
+
+    confidence: float = 0.95  # share of the budgets that are to be kept, in (0, 1)
+    each: bool = False  # asked of each request, rather than of all that were promised
+    late: Late = "soonest"  # where no backend is predicted to keep it
+
+
 @dataclass(frozen=True, slots=True)
 class Tier:
     """One step between the lightest model and the best one."""
@@ -134,6 +146,7 @@ class Route:
     admission: AdmissionRules = AdmissionRules()
     replay: Replay = Replay()
     latency_budget_s: float | None = None
+    promise: Promised = Promised()
     record: bool = False
     expose_headers: bool = True
     file: str = ""  # where the rule is written

@@ -128,6 +128,11 @@ class TargetRule(Section):
     escalate_above: Annotated[float, Field(ge=0, le=1)] | None = None
     large_share: Share | None = None
     latency_budget: PositiveDuration | None = None
+    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999)] = 0.95
+    confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
+    late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
+        "soonest"
+    )
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from gateway.messages import Choice
-from gateway.policy.model import Target
+from gateway.policy.model import Late, Target
 from gateway.routing.latency import Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """What is left of the request's budgets after the time already spent, in seconds; None: no such budget."""
-
-    total_s: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+from gateway.routing.outlook import Remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +21,8 @@ class Decision:
     backends: tuple[str, ...]
     tier: str | None
     reason: Choice
+    promised: bool = False  # there is a budget, and the choice is predicted to keep it
+    late: bool = False  # there is one, and nobody is
 
 
 def only(backend: str) -> Decision:
@@ -41,31 +35,50 @@ def choose(
     complexity: float,
     remaining: Remaining,
     predictions: Sequence[Prediction | None],
+    late: Late = "soonest",
 ) -> Decision:
     """The tier that the complexity asks for, if its predicted latency fits the budget that is left; otherwise the best
     one below it that fits, otherwise the next one above it that does.
 
     `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one a tier; of whom nothing
-    is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked: late beats
-    never, and the deadline is the client's to enforce.
+    is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked, or with `late`
+    `light` the lightest; whether it is asked at all is the caller's to decide.
     """
     wanted = bisect_left(thresholds, complexity)  # at a threshold is not above it
-    chosen = _affordable(wanted, remaining, predictions)
+    fitting = next((tier for tier in _nearest(wanted, len(predictions)) if fits(predictions[tier], remaining)), None)
+    chosen = fitting
+    if chosen is None:
+        chosen = 0 if late == "light" else _soonest(wanted, predictions)
     reason = Choice.BUDGET if chosen != wanted else Choice.COMPLEX if wanted else Choice.SIMPLE
+    promised = remaining.bounded and fitting is not None and predictions[chosen] is not None
+    hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
+    if len(target.tiers) == 1:
+        return replace(only(target.tiers[0].backend), promised=promised, late=hopeless)
     order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))  # the nearest, the better one first
-    return Decision(tuple(target.tiers[i].backend for i in order), target.tiers[chosen].name, reason)
+    backends = tuple(target.tiers[i].backend for i in order)
+    return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)
 
 
-def _affordable(wanted: int, remaining: Remaining, predictions: Sequence[Prediction | None]) -> int:
-    for tier in chain(range(wanted, -1, -1), range(wanted + 1, len(predictions))):
-        if fits(predictions[tier], remaining):
-            return tier
-    # Nobody fits, so everybody is known, or about to be: of these the lightest.
-    known = {tier: prediction.total_s for tier, prediction in enumerate(predictions) if prediction is not None}
-    return min(known, key=lambda tier: (known[tier], tier if math.isinf(known[tier]) else tier != wanted))
+def _nearest(wanted: int, tiers: int) -> Iterable[int]:
+    """The one that is wanted, then those below it, then those above it."""
+    return chain(range(wanted, -1, -1), range(wanted + 1, tiers))
+
+
+def _soonest(wanted: int, predictions: Sequence[Prediction | None]) -> int:
+    """Of those of whom nothing is known yet the lightest: a crowd must not find out all at once."""
+
+    def by(tier: int) -> tuple[float, int]:
+        prediction = predictions[tier]
+        if prediction is None or math.isinf(prediction.total_s):
+            return math.inf, tier
+        return prediction.total_s, tier != wanted
+
+    return min(range(len(predictions)), key=by)
 
 
 def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
+    if remaining.spent:
+        return False
     if prediction is None:
         return True
     return (

@@ -20,13 +20,16 @@ class Sureness:
     off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `LEAST` it does not go (then
     more is kept), and above `MOST` nothing is left to ask (then less is)."""
 
-    __slots__ = ("confidence", "required")
+    __slots__ = ("adapts", "confidence", "required")
 
-    def __init__(self, confidence: float) -> None:
+    def __init__(self, confidence: float, *, adapts: bool = True) -> None:
         self.confidence = confidence
         self.required = confidence
+        self.adapts = adapts  # no: the confidence is asked of each request
 
     def told(self, *, kept: bool) -> None:
         """A promise was kept, or broken."""
+        if not self.adapts:
+            return
         step = STEP * ((1.0 - self.confidence) - (0.0 if kept else 1.0))
         self.required = min(MOST, max(min(LEAST, self.confidence), self.required - step))

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError, OnlyIfCached
+from gateway.errors import BackendError, OnlyIfCached, OutOfTime, StaleWanted
 from gateway.lane import asked_of
 from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Vector, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
 from gateway.ports import Clock
-from gateway.routing.choice import Decision, Remaining, choose, only
+from gateway.promises import Promises
+from gateway.routing.choice import Decision, choose, only
 from gateway.routing.complexity import complexity, features_of
+from gateway.routing.latency import Prediction
+from gateway.routing.outlook import Outlook, Remaining
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.dispatch")
@@ -30,6 +33,7 @@ class Dispatch:
         self,
         route: Route,
         pools: Mapping[str, Pool],
+        promises: Promises,
         clock: Clock,
         telemetry: Telemetry,
         hardness: Vector | None,
@@ -37,6 +41,7 @@ class Dispatch:
     ) -> None:
         self._route = route
         self._pools = pools
+        self._promises = promises
         self._clock = clock
         self._telemetry = telemetry
         self._hardness = hardness
@@ -46,11 +51,21 @@ class Dispatch:
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
         decision = self.decide(request)
-        response, name = await self._first_answer(request, decision.backends)
+        if decision.late:
+            self._say_if_late(request)
+        promise = self._promises.of(request, self._route, promised=decision.promised)
+        try:
+            response, name = await self._first_answer(request, decision.backends)
+        except BaseException as error:
+            if promise is not None:
+                promise.failed(error)
+            raise
         fell_back = name != decision.backends[0]
         reason: str = Choice.FALLBACK if fell_back else decision.reason
         tier = self._route.target.tier_of(name) if decision.tier is not None else None
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
+        if promise is not None:
+            response = promise.watched(response, as_chosen=not fell_back)
         return Response(
             response.status,
             response.headers,
@@ -65,15 +80,15 @@ class Dispatch:
         )
 
     def decide(self, request: Request) -> Decision:
-        """Which backends are asked, in order, and why. Writes the complexity into the trace."""
+        """Which backends are asked, in order, and why. Writes complexity and outlook into the trace."""
         target, call = self._route.target, request.call
         best = target.tiers[-1].backend
-        if len(target.tiers) == 1:
-            return only(best)
         if call is None:
             return only(next((n for n in reversed(target.backends) if self._pools[n].http), best))
         if call.operation == "embeddings":
             return only(best)  # vectors of two models cannot be mixed
+        if len(target.tiers) == 1:
+            return self._choose(request, call, 0.0)
         hardness = 0.0
         if self._hardness is not None and request.embedding is not None:
             hardness = float(np.dot(request.embedding.vector, self._hardness))
@@ -88,9 +103,30 @@ class Dispatch:
             None if request.ttft_deadline is None else request.ttft_deadline - now,
             request.tpot_s,
         )
-        asked = asked_of(call, self._route.name)
-        predictions = [None if asked is None else self._pools[name].predict(asked, now) for name in target.backends]
-        return choose(target, target.escalate_above, score, remaining, predictions)
+        predictions = self._predicted(request, call, remaining, now)
+        return choose(target, target.escalate_above, score, remaining, predictions, self._route.promise.late)
+
+    def _predicted(self, request: Request, call: Call, remaining: Remaining, now: float) -> Sequence[Prediction | None]:
+        """What each tier would take; nothing is asked where there is no budget to hold it against."""
+        names, asked = self._route.target.backends, asked_of(call, self._route.name)
+        if asked is None or not remaining.bounded:
+            return [None] * len(names)
+        required = self._promises.sureness(self._route).required
+        predictions = [self._pools[name].predict(asked, now, required) for name in names]
+        request.trace.outlook = Outlook(remaining, dict(zip(names, predictions, strict=True)), required)
+        return predictions
+
+    def _say_if_late(self, request: Request) -> None:
+        """No backend is predicted to be in time. Raises where the policy would rather not ask any."""
+        late, outlook = self._route.promise.late, request.trace.outlook
+        told = "" if outlook is None else f" ({outlook.sentence()})"
+        message = f"no backend is predicted to answer within the latency budget{told}"
+        if late == "refuse":
+            self._promises.not_asked(self._route, "refused")
+            raise OutOfTime(message)
+        if late == "stale" and request.stale_at_hand:
+            self._promises.not_asked(self._route, "stale")
+            raise StaleWanted(message)
 
     async def _first_answer(self, request: Request, names: Sequence[str]) -> tuple[Response, str]:
         """Asks one after the other until one answers usably; the last one's failure is the request's."""

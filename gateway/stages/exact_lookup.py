@@ -86,7 +86,7 @@ class ExactLookup:
         self, request: Request, forward: Handler, entry: Entry, freshness: Freshness
     ) -> Response:
         try:
-            response = await forward(request)
+            response = await forward(replace(request, stale_at_hand=True))
         except BackendError as error:
             if self._front.banned(entry):  # removed while the backend was asked
                 raise

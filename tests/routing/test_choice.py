@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.messages import Choice
-from gateway.policy.model import light_and_large
+from gateway.policy.model import light_and_large, one_backend
 from gateway.routing.budget import budget_of
-from gateway.routing.choice import Decision, Remaining, choose, fits, only
+from gateway.routing.choice import Decision, choose, fits, only
 from gateway.routing.latency import Prediction
+from gateway.routing.outlook import Outlook, Remaining
 
 TIERS = light_and_large("small", "big", 0.5)
 FAST, SLOW, SLOWER = (Prediction(t / 10, t / 100, t) for t in (0.1, 5.0, 9.0))
@@ -53,7 +56,8 @@ def test_the_table_of_choices(
     tier: str,
     reason: Choice,
 ) -> None:
-    assert choose(TIERS, (0.5,), complexity, remaining, (light, large)) == Decision(order, tier, reason)
+    decision = choose(TIERS, (0.5,), complexity, remaining, (light, large))
+    assert (decision.backends, decision.tier, decision.reason) == (order, tier, reason)
 
 
 SECONDS = st.floats(0.001, 100.0)
@@ -81,8 +85,57 @@ def test_a_budget_is_never_promised_that_the_numbers_rule_out(
     assert sorted(decision.backends) == ["big", "small"], "the other one is there to fall back on"
 
 
-def test_one_backend_is_no_choice() -> None:
+@given(st.floats(0, 1), REMAINING, st.none() | PREDICTION, st.none() | PREDICTION)
+def test_what_is_promised_fits_and_what_is_late_does_not(
+    complexity: float, remaining: Remaining, light: Prediction | None, large: Prediction | None
+) -> None:
+    decision = choose(TIERS, (0.5,), complexity, remaining, (light, large))
+    chosen = light if decision.tier == "light" else large
+    if decision.promised:
+        assert chosen is not None and remaining.bounded and fits(chosen, remaining)
+    assert decision.late == (not fits(light, remaining) and not fits(large, remaining))
+    assert not (decision.late and decision.promised)
+
+
+UNTOLD = Prediction(math.inf, math.inf, math.inf)
+
+
+def test_while_somebody_finds_out_others_ask_whom_they_know() -> None:
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (FAST, UNTOLD)).tier == "light"
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (None, UNTOLD)).tier == "light"
+    nobody_knows = choose(TIERS, (0.5,), 0.8, BUDGET, (UNTOLD, UNTOLD))
+    assert nobody_knows.tier == "light", "a crowd must not find out all at once"
+    assert not nobody_knows.late, "that none can is not known"
+    assert choose(TIERS, (0.5,), 0.8, Remaining(), (UNTOLD, UNTOLD)).tier == "large", "no budget, no matter"
+
+
+def test_where_none_fits_the_policy_may_ask_for_the_lightest() -> None:
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (SLOWER, SLOW), "soonest").tier == "large"
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (SLOWER, SLOW), "light").tier == "light"
+
+
+def test_a_budget_that_is_spent_is_late_whoever_is_asked() -> None:
+    assert choose(TIERS, (0.5,), 0.8, Remaining(total_s=0.0), (None, None)).late
+
+
+def test_one_backend_is_no_choice_and_may_be_late_all_the_same() -> None:
     assert only("main") == Decision(("main",), None, Choice.ONLY)
+    main = one_backend("main")
+    assert choose(main, (), 0.0, BUDGET, (FAST,)) == Decision(("main",), None, Choice.ONLY, promised=True)
+    assert choose(main, (), 0.0, BUDGET, (SLOW,)) == Decision(("main",), None, Choice.ONLY, late=True)
+    assert choose(main, (), 0.0, Remaining(), (SLOW,)) == Decision(("main",), None, Choice.ONLY)
+
+
+def test_an_outlook_says_what_is_known_and_what_is_left() -> None:
+    outlook = Outlook(Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": UNTOLD}, 0.62)
+    assert outlook.told() == (
+        "light=0.21 large=? x=? left=0.78 ttft.light=0.05 ttft.large=? ttft.x=? ttft.left=0.2 sure=0.62"
+    )
+    assert outlook.as_json() == {
+        "confidence": 0.62,
+        "left": {"total_s": 0.78, "ttft_s": 0.2, "tpot_s": None},
+        "backends": {"light": {"total_s": 0.21, "ttft_s": 0.05, "tpot_s": 0.01}, "large": None, "x": None},
+    }
 
 
 @pytest.mark.parametrize(

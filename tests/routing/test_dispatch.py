@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from gateway.lane import COOLDOWN_S, FAILURES
 from gateway.messages import Embedding
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, stream
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
 
@@ -142,6 +144,144 @@ async def test_an_easy_request_goes_to_large_when_only_that_is_fast_enough(tiere
     observe(tiered, "large", 0.1)
     assert backend_of(await tiered.chat(EASY, headers={"x-latency-budget-ms": "900"})) == "large"
     assert reasons(tiered) == {("large", "budget"): 1}
+
+
+LATE = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, latency_budget: 900ms, late: LATE")
+
+
+def promises(served: Served) -> dict[str, float]:
+    """Outcome -> how often."""
+    return {outcome: n for (_, outcome), n in served.gateway.parts.telemetry.promises.values.items()}
+
+
+@pytest.mark.parametrize(("late", "expected"), [("soonest", "large"), ("light", "light"), ("stale", "large")])
+async def test_where_nobody_is_in_time_the_policy_says_who_is_asked(
+    light: Upstream, large: Upstream, tmp_path: Path, late: str, expected: str
+) -> None:
+    async with gateway_of(config_of(tmp_path, backends(light, large)), LATE.replace("LATE", late)) as served:
+        observe(served, "light", 4.0)
+        observe(served, "large", 2.0)
+        assert backend_of(await served.chat(EASY)) == expected
+        assert promises(served) == {"in-time": 1}
+
+
+async def test_a_policy_may_refuse_at_once_and_says_what_was_predicted(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    async with gateway_of(config_of(tmp_path, backends(light, large)), LATE.replace("LATE", "refuse")) as served:
+        observe(served, "light", 4.0)
+        observe(served, "large", 2.0)
+        refused = await served.chat(EASY)
+        assert refused.status == 504
+        assert refused.json["error"]["type"] == "latency_budget_error"
+        message = refused.json["error"]["message"]
+        assert re.search(r"with 95% confidence, in seconds: light=4\.\d+, large=2\.\d+, left=0\.[89]", message), message
+        assert (light.calls, large.calls) == ([], [])
+        assert promises(served) == {"refused": 1}
+
+
+async def test_a_single_backend_can_be_too_late_too(upstream: Upstream, tmp_path: Path) -> None:
+    policy = BOTH_CACHES.replace("{backend: main}", "{backend: main, latency_budget: 900ms, late: refuse}")
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config, policy) as served:
+        assert (await served.chat(EASY)).status == 200, "nothing is known yet"
+        observe(served, "main", 4.0)
+        assert (await served.chat(HARD)).status == 504
+        assert (await served.chat(EASY)).cache_status.startswith("nearhit; hit"), "what is stored takes no time"
+
+
+async def test_a_policy_may_serve_what_is_stale_where_nobody_is_in_time(
+    light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock
+) -> None:
+    policy = LATE.replace("LATE", "stale").replace(
+        "cache: {exact: {ttl: 1h}", "cache: {stale_if_error: 1d, exact: {ttl: 1h}"
+    )
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy, clock=clock) as served:
+        await served.chat(EASY)
+        clock.advance(3601)
+        for name in ("light", "large"):
+            observe(served, name, 2.0)
+        stale = await served.chat(EASY)
+        assert stale.cache_status == "nearhit; hit; detail=stale"
+        assert backend_of(await served.chat(HARD)) in ("light", "large"), "nothing is stored for this one"
+        assert promises(served)["stale"] == 1
+
+
+async def test_what_was_predicted_is_shown_where_there_is_a_budget(tiered: Served) -> None:
+    observe(tiered, "light", 0.2)
+    told = (await tiered.chat(EASY, headers={"x-latency-budget-ms": "900"})).headers["Server-Timing"]
+    assert re.search(r'predict;desc="light=0\.2\d* large=\? left=0\.[89]\d* sure=0\.95"', told), told
+    assert "predict" not in (await tiered.chat(HARD)).headers["Server-Timing"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_promises_are_counted_as_kept_or_broken_and_asked_more_of_after_a_broken_one(
+    timed: Served, light: Upstream, clock: FakeClock, streamed: bool
+) -> None:
+    observe(timed, "light", 0.1, streamed=streamed)
+    headers = {"x-latency-budget-ms": "900"}
+    await timed.chat(EASY, headers=headers, stream=streamed)
+    assert promises(timed) == {"kept": 1}
+    sureness = timed.gateway.parts.promises.sureness(timed.gateway.policy.routes[0])
+    assert sureness.required < 0.95
+    before = sureness.required
+
+    async def slowly(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(2.0)
+        if streamed:
+            return await stream(request, call, "at last")
+        return web.json_response({"choices": []})
+
+    light.answer = slowly
+    await timed.chat(EASY, headers=headers, seed=1, stream=streamed)
+    assert promises(timed) == {"kept": 1, "broken": 1}
+    assert sureness.required > before
+
+
+async def test_a_promise_that_a_failing_backend_breaks_is_no_fault_of_the_predictions(
+    timed: Served, light: Upstream, large: Upstream
+) -> None:
+    observe(timed, "light", 0.1)
+    light.answer = dropping
+    await timed.chat(EASY, headers={"x-latency-budget-ms": "60000"})
+    large.answer = dropping
+    await timed.chat(HARD, headers={"x-latency-budget-ms": "60000"})
+    assert promises(timed) == {"kept": 1, "failed": 1}
+    assert timed.gateway.parts.promises.sureness(timed.gateway.policy.routes[0]).required == 0.95
+
+
+async def test_a_call_that_its_client_gave_up_tells_that_it_takes_longer(
+    timed: Served, light: Upstream, clock: FakeClock
+) -> None:
+    observe(timed, "light", 0.1)
+    lane = timed.gateway.parts.pools["light"].lane
+    asked = Asked(route="default")
+    before = lane.predict(asked, clock.monotonic(), 0.95)
+    light.gate.clear()
+    call = asyncio.create_task(timed.chat(EASY))
+    await light.arrived.wait()
+    assert lane.load == 1
+    clock.advance(30.0)
+    call.cancel()
+    await until(lambda: lane.load == 0)
+    after = lane.predict(asked, clock.monotonic(), 0.95)
+    assert before is not None and after is not None
+    assert after.total_s > 1.2 * before.total_s
+
+
+async def test_of_many_at_once_one_finds_out_how_long_an_unknown_backend_takes(
+    tiered: Served, light: Upstream, large: Upstream
+) -> None:
+    light.gate.clear()
+    large.gate.clear()
+    headers = {"x-latency-budget-ms": "60000"}
+    calls = [asyncio.create_task(tiered.chat(HARD, headers=headers, seed=seed)) for seed in range(6)]
+    await until(lambda: len(light.calls) + len(large.calls) == 6)
+    assert (len(light.calls), len(large.calls)) == (5, 1)
+    light.gate.set()
+    large.gate.set()
+    await asyncio.gather(*calls)
+    assert backend_of(await tiered.chat(HARD, headers=headers, seed=9)) == "large"
 
 
 async def test_a_policys_budget_holds_without_a_header(light: Upstream, large: Upstream, tmp_path: Path) -> None:
