@@ -162,6 +162,7 @@ class Gateway:
     def _swapped(self) -> None:
         """Another embedding model serves: requests that come from now on get its space."""
         self.parts = replace(self.parts, space=self.parts.spaces.serving)
+        self.recovery = self.succession.recovery
         self.apply(self.policy)
 
     def describe(self) -> dict[str, Any]:
@@ -221,14 +222,21 @@ async def running(
         stack.callback(embedder.close)
         stores = await open_stores(config, encoder.fingerprint, clock)
         stack.push_async_callback(stores.close)
-        parts = await build_parts(stack, config, environ, clock, draw, stores, embedder)
-        gateway = Gateway(config, parts, stores, policy, environ, access_log)
+        # No name for the parts: this frame lives as long as the gateway, and would keep a former space in memory.
+        gateway = Gateway(
+            config,
+            await build_parts(stack, config, environ, clock, draw, stores, embedder),
+            stores,
+            policy,
+            environ,
+            access_log,
+        )
         gateway.policy_reloaded(policy, ())
         await gateway.removal.refresh()  # before anything of the store is served
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history()]
-        jobs.append(parts.evictions.run())
-        if parts.leasing is not None:
-            jobs.append(parts.leasing.run())
+        jobs.append(gateway.parts.evictions.run())
+        if gateway.parts.leasing is not None:
+            jobs.append(gateway.parts.leasing.run())
         for job in jobs:
             run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)

@@ -37,7 +37,7 @@ class Succession:
     ) -> None:
         self._spaces = spaces
         self._migration = migration
-        self._recovery = recovery
+        self.recovery = recovery
         self._swapped = swapped
         self._former = former
         self._former_file = former_file
@@ -50,13 +50,7 @@ class Succession:
             await until_it_answers(self._migration.settle)
             self.done = True
             return
-        serving = self._spaces.serving
-        await self._recovery.run()  # what a process before this one has done
-        await self._migration.run()
-        await until_it_answers(self._recovery.reconcile)  # what other gateways have done
-        await serving.learning.save()
-        await self._migration.catch_up()
-        serving.learning.retire()
+        await self._fill()
         self._swap()
         await until_it_answers(self._spaces.serving.learning.restore)
         await until_it_answers(self._migration.settle)
@@ -66,13 +60,23 @@ class Succession:
         self.done = True
         await self._migration.follow()
 
+    async def _fill(self) -> None:
+        """A method of its own: what runs for ever must not keep the former space in memory."""
+        await self.recovery.run()  # what a process before this one has done
+        await self._migration.run()
+        await until_it_answers(self.recovery.reconcile)  # what other gateways have done
+        await self._spaces.serving.learning.save()
+        await self._migration.catch_up()
+
     def _swap(self) -> None:
         """Without a pause in it: every request is either before it or after."""
-        before, after = self._spaces.serving.embedder, self._spaces.swap().embedder
+        former = self._spaces.serving
+        former.learning.retire()
+        serving = self._spaces.swap()
         self._swapped()
         LOG.info(
             "lookups go by the new embedding model from now on",
-            extra={"fields": {"former": before.fingerprint, "embedder": after.fingerprint}},
+            extra={"fields": {"former": former.embedder.fingerprint, "embedder": serving.embedder.fingerprint}},
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -229,6 +231,24 @@ async def test_a_removal_in_between_holds_for_both_models(
         await followed(served)
         assert not {done, waits} & set(await served.gateway.parts.space.index.fingerprints())
         assert served.gateway.parts.space.index.size == len(QUESTIONS) - 2
+
+
+async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(start(HASH))
+    held = Held(monkeypatch)
+    async with gateway_of(start(ONNX, HASH)) as served:
+        await recovered(served)
+        former = [weakref.ref(served.gateway.parts.space.index), weakref.ref(served.gateway.parts.space.embedder)]
+        await held.third()
+        await all_found(served, *QUESTIONS)
+        held.go()
+        await followed(served)
+        await all_found(served, *QUESTIONS)
+        gc.collect()
+        assert [each() for each in former] == [None, None]
+        folder = served.gateway.config.data_dir / "index"
+        assert not (folder / "former").exists()
+    assert [file.name for file in folder.iterdir()] == ["checkpoint"]
 
 
 async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

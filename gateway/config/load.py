@@ -28,6 +28,7 @@ class Reading:
     faults: tuple[Fault, ...]
     backends: frozenset[str]
     policies: Path
+    warnings: tuple[Fault, ...] = ()  # what will run, though hardly as it was meant
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
@@ -64,13 +65,13 @@ def build(
 ) -> Reading:
     """The configuration of a document. `fault_at` says where a path of it is, or None where that is known faulty."""
     overridden = override(document, environ)
-    found = [*faults, *overridden.faults]
+    found, warnings = [*faults, *overridden.faults], list[Fault]()
 
-    def report(path: KeyPath, message: str) -> None:
+    def report(path: KeyPath, message: str, among: list[Fault] = found) -> None:
         name = overridden.origins.get(path)
         fault = environment_fault(name, message) if name else fault_at(path, message)
         if fault:
-            found.append(fault)
+            among.append(fault)
 
     config = None
     try:
@@ -82,12 +83,16 @@ def build(
         for path, name in _secrets(config):
             if not environ.get(name):
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
+        if config.embedder.migrates_from_itself:
+            message = "names the model in use, expected the one before it, or none"
+            report(("embedder", "migrate_from"), message, warnings)
     backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
     return Reading(
         None if found or config is None else _resolved(config, folder),
         in_order(found),
         frozenset(backends if isinstance(backends, dict) else ()),
         folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
+        tuple(warnings),
     )
 
 

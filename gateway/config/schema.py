@@ -84,6 +84,14 @@ class Embedder(EmbeddingModel):
 
     migrate_from: EmbeddingModel | None = None  # lookups go by it until then
 
+    @property
+    def migrates_from_itself(self) -> bool:
+        """As far as the configuration tells; the gateway compares the models' fingerprints."""
+        former = self.migrate_from
+        if former is None or former.adapter != self.adapter:
+            return False
+        return self.adapter == "hash" or (former.model, former.model_dir) == (self.model, self.model_dir)
+
 
 class Index(Section):
     """What finds the nearest questions."""

@@ -66,6 +66,7 @@ class _Checking:
     def add_config(self, path: Path, reading: ConfigReading) -> None:
         self._files.append(str(path))
         self._faults += reading.faults
+        self._warnings += reading.warnings
 
     def add_policies(self, path: Path) -> None:
         """A folder as a whole, or one file."""

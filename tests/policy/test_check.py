@@ -84,3 +84,27 @@ def test_the_result_is_readable_by_machines(place: Path) -> None:
         ],
         "warnings": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("embedder", "warned"),
+    [
+        ("{adapter: onnx, migrate_from: {}}", True),
+        ("{model: a, migrate_from: {model: a, threads: 2}}", True),
+        ("{adapter: hash, migrate_from: {adapter: hash, model: b}}", True),
+        ("{model: a, migrate_from: {model: b}}", False),
+        ("{model: a, model_dir: new, migrate_from: {model: a, model_dir: old}}", False),
+        ("{adapter: onnx, migrate_from: {adapter: hash}}", False),
+    ],
+)
+def test_a_migration_from_the_model_in_use_is_warned_of(place: Path, embedder: str, warned: bool) -> None:
+    place.write_text(CONFIG + f"embedder: {embedder}\n")
+    result = check([], place, {})
+    sentence = "config.yaml:4: embedder.migrate_from: names the model in use, expected the one before it, or none"
+    assert list(map(str, result.warnings)) == [sentence] * warned
+    assert result.faults == ()
+
+
+def test_the_model_to_migrate_from_is_checked_like_the_one_in_use(place: Path) -> None:
+    place.write_text(CONFIG + "embedder: {migrate_from: {adaptor: onnx, migrate_from: {}}}\n")
+    assert [fault.line for fault in check([], place, {}).faults] == [4, 4]
