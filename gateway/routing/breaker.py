@@ -14,14 +14,31 @@ class State(IntEnum):
 
 
 class Breaker:
-    """Closed until `threshold` failures in a row; then open for `cooldown_s`; then one probe at a time decides."""
+    """Closed until `threshold` failures in a row, or until it is ejected; then open for `cooldown_s`; then one probe at
+    a time decides.
 
-    __slots__ = ("_cooldown_s", "_failures", "_probe_at", "_probing_since", "_threshold")
+    With `longest_s` each opening that follows upon the last one's end by less than that is twice as long, up to it:
+    what comes back and fails again at once is let in more rarely. A probe that fails costs one call, so the next one
+    comes after no longer a time."""
 
-    def __init__(self, threshold: int, cooldown_s: float) -> None:
+    __slots__ = (
+        "_cooldown_s",
+        "_failures",
+        "_longest_s",
+        "_opened_at",
+        "_openings",
+        "_probe_at",
+        "_probing_since",
+        "_threshold",
+    )
+
+    def __init__(self, threshold: int, cooldown_s: float, longest_s: float | None = None) -> None:
         self._threshold = threshold
         self._cooldown_s = cooldown_s
+        self._longest_s = cooldown_s if longest_s is None else longest_s
         self._failures = 0
+        self._openings = 0
+        self._opened_at = 0.0
         self._probe_at = 0.0
         self._probing_since: float | None = None
 
@@ -30,24 +47,56 @@ class Breaker:
             return State.CLOSED
         return State.HALF_OPEN if now >= self._probe_at else State.OPEN
 
+    def ready(self, now: float) -> bool:
+        """Whether `allow` would say yes."""
+        state = self.state(now)
+        if state is State.HALF_OPEN:
+            return self._probing_since is None or now - self._probing_since >= self._open_s
+        return state is State.CLOSED
+
     def allow(self, now: float) -> bool:
         """Whether a call may be made now. In the half-open state only one caller is let through, and another one if
         nothing has been heard of it for a whole cooldown (it may have been cancelled)."""
-        state = self.state(now)
-        if state is State.CLOSED:
-            return True
-        if state is State.OPEN:
+        if not self.ready(now):
             return False
-        if self._probing_since is not None and now - self._probing_since < self._cooldown_s:
-            return False
-        self._probing_since = now
+        if self.state(now) is State.HALF_OPEN:
+            self._probing_since = now
         return True
 
-    def succeeded(self) -> None:
+    def succeeded(self, asked_at: float | None = None) -> None:
+        """`asked_at`: when the call was sent, where that is known. What was sent before the opening proves nothing."""
+        if asked_at is not None and self._failures >= self._threshold and asked_at < self._opened_at:
+            return
         self._failures = 0
         self._probing_since = None
 
-    def failed(self, now: float) -> None:
-        self._failures += 1
+    def failed(self, now: float, asked_at: float | None = None) -> None:
+        """`asked_at` as above: what was on its way at the opening, and fails too, is no news."""
+        if self._failures >= self._threshold:
+            if asked_at is not None and asked_at < self._opened_at:
+                return
+            self._failures += 1
+        else:
+            self._failures += 1
+            if self._failures == self._threshold:
+                self._open(now)
         self._probing_since = None
-        self._probe_at = now + self._cooldown_s
+        self._probe_at = now + self._open_s
+
+    def eject(self, now: float) -> None:
+        """Opens it whatever the failures in a row."""
+        if self._failures < self._threshold:
+            self._failures = self._threshold
+            self._open(now)
+            self._probing_since = None
+            self._probe_at = now + self._open_s
+
+    @property
+    def _open_s(self) -> float:
+        return min(self._longest_s, self._cooldown_s * 2.0 ** max(0, self._openings - 1))
+
+    def _open(self, now: float) -> None:
+        if now - self._probe_at > self._longest_s:
+            self._openings = 0
+        self._openings = min(self._openings + 1, 32)
+        self._opened_at = now

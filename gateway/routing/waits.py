@@ -1,0 +1,126 @@
+"""How long an upstream wants to be left alone, by what it says in the headers of its answers. Pure.
+
+Read are `Retry-After` (RFC 9110 section 10.2.3) and its `retry-after-ms` (Azure), `x-ratelimit-remaining-*` with
+`-reset-*` (OpenAI: `6m0s`, `120ms`), `anthropic-ratelimit-*` (RFC 3339), and the IETF's `RateLimit` in its three forms
+(draft-ietf-httpapi-ratelimit-headers 03, 07 and 10). What cannot be read says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+LONGEST_WAIT_S = 300.0  # nobody is shut out for longer by one header
+KEYS = 1024  # credentials that are told apart, each with its own limits; beyond it the oldest are forgotten
+_DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+_PARAMETER = re.compile(r"(?:^|[;,\s])(remaining|reset|r|t)\s*=\s*(\d{1,12})", re.ASCII)
+
+
+class Waits:
+    """Until when an upstream wants to be left alone, by whose credentials were shown to it: limits are an account's.
+    Times are of the monotonic clock."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, account: str, until: float) -> None:
+        self._until[account] = max(until, self._until.pop(account, 0.0))
+        if len(self._until) > KEYS:
+            self._until.popitem(last=False)
+
+    def left_s(self, account: str, now: float) -> float:
+        """Seconds that are left, for this account or for all (""); 0: it may be asked."""
+        until = max(self._until.get(account, 0.0), self._until.get("", 0.0))
+        return max(0.0, until - now)
+
+
+def wait_s(status: int, headers: Mapping[str, str], wall: float) -> float:
+    """Seconds in [0, `LONGEST_WAIT_S`]. `headers`: with names in lower case; `wall`: seconds since the epoch.
+
+    `Retry-After` counts with 429 and 503. A limit with nothing left counts with every answer: the next one would be
+    refused."""
+    waits = [0.0, *_exhausted(headers, wall)]
+    if status in (429, 503):
+        after = _retry_after(headers, wall)
+        if after is not None:
+            waits.append(after)
+    return min(LONGEST_WAIT_S, max(waits))
+
+
+def _retry_after(headers: Mapping[str, str], wall: float) -> float | None:
+    milliseconds = _number(headers.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after", "").strip()
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    at = _http_date(value)
+    return None if at is None else max(0.0, at - wall)
+
+
+def _exhausted(headers: Mapping[str, str], wall: float) -> Iterator[float]:
+    """The seconds to the reset of every limit of which nothing is left."""
+    for name, value in headers.items():
+        if name.startswith("x-ratelimit-remaining") and _number(value) == 0:
+            reset = headers.get(name.replace("remaining", "reset"), "")
+            yield from _present(_duration(reset))
+        elif name.startswith("anthropic-ratelimit-") and name.endswith("-remaining") and _number(value) == 0:
+            at = _rfc3339(headers.get(name.removesuffix("remaining") + "reset", ""))
+            yield from _present(None if at is None else max(0.0, at - wall))
+        elif name == "ratelimit-remaining" and _number(value) == 0:
+            yield from _present(_number(headers.get("ratelimit-reset", "")))
+        elif name == "ratelimit":
+            yield from _ietf(value)
+
+
+def _ietf(value: str) -> Iterator[float]:
+    """`"default";r=0;t=30` of each policy, or `limit=100, remaining=0, reset=30`."""
+    policies = value.split(",") if ";" in value else [value]
+    for policy in policies:
+        found = {name[0] if name in ("r", "t") else {"remaining": "r", "reset": "t"}[name]: int(number)
+                 for name, number in _PARAMETER.findall(policy)}  # fmt: skip
+        if found.get("r") == 0 and "t" in found:
+            yield float(found["t"])
+
+
+def _present(seconds: float | None) -> Iterator[float]:
+    if seconds is not None:
+        yield seconds
+
+
+def _number(value: str) -> float | None:
+    value = value.strip()
+    return float(value) if _NUMBER.fullmatch(value) else None
+
+
+def _duration(value: str) -> float | None:
+    """`6m0s`, `1.5s`, `120ms`; a bare number is seconds."""
+    value = value.strip()
+    parts = _DURATION.findall(value)
+    if parts and "".join(number + unit for number, unit in parts) == value:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return _number(value)
+
+
+def _http_date(value: str) -> float | None:
+    try:
+        at = parsedate_to_datetime(value)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def _rfc3339(value: str) -> float | None:
+    try:
+        at = datetime.fromisoformat(value.strip())
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

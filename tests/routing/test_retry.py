@@ -1,0 +1,99 @@
+"""How many retries there may be, when, and after what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.retry import (
+    LONGEST_BACKOFF_S,
+    MINIMUM,
+    WINDOW_S,
+    Again,
+    RetryBudget,
+    after_answer,
+    after_failure,
+    backoff_s,
+    patience_s,
+)
+
+STEPS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "spend"]), st.floats(0, 4)), max_size=200)
+
+
+@given(STEPS, st.floats(0.01, 1))
+def test_retries_never_exceed_their_share_of_the_calls(steps: list[tuple[str, float]], share: float) -> None:
+    """At each retry: in the last ten seconds (of whole ones), this one included."""
+    budget, now = RetryBudget(share), 1000.0
+    asked: list[float] = []
+    retried: list[float] = []
+    for what, later in steps:
+        now += later
+        recent = [sum(int(at) > int(now) - WINDOW_S for at in times) for times in (asked, retried)]
+        if what == "ask":
+            budget.asked(now)
+            asked.append(now)
+            continue
+        allowed = recent[1] + 1 <= max(MINIMUM, share * recent[0])
+        assert budget.spend(now) == allowed
+        if allowed:
+            retried.append(now)
+
+
+@given(st.integers(20, 500))
+def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
+    budget, retries = RetryBudget(0.2), 0
+    for i in range(calls):
+        budget.asked(i / 100)
+        retries += budget.spend(i / 100)
+    assert retries <= max(MINIMUM, 0.2 * calls)
+
+
+def test_a_share_of_nothing_allows_none() -> None:
+    budget = RetryBudget(0.0)
+    for _ in range(100):
+        budget.asked(0.0)
+    assert not budget.spend(0.0)
+
+
+@given(st.integers(0, 50), st.floats(0, 1, exclude_max=True))
+def test_a_backoff_is_bounded_and_may_be_none(retry: int, chance: float) -> None:
+    assert 0 <= backoff_s(retry, chance) < LONGEST_BACKOFF_S
+    assert backoff_s(retry, 0.0) == 0
+
+
+@given(st.floats(0.001, 100), st.one_of(st.none(), st.floats(0.001, 100)))
+def test_who_is_given_up_leaves_the_other_one_time_enough(remaining: float, other: float | None) -> None:
+    patience = patience_s(remaining, other)
+    if patience is None:
+        assert other is not None
+        assert other > remaining / 2
+    else:
+        assert remaining / 2 <= patience < remaining
+        assert remaining - patience >= (other or 0.0) * 0.999
+
+
+@pytest.mark.parametrize(
+    ("status", "waits", "again"),
+    [
+        (200, False, Again.NOBODY),
+        (400, False, Again.NOBODY),
+        (404, False, Again.NOBODY),
+        (429, False, Again.OTHERS),
+        (500, False, Again.OTHERS),
+        (502, False, Again.ANYBODY),
+        (503, False, Again.ANYBODY),
+        (503, True, Again.OTHERS),
+        (504, False, Again.ANYBODY),
+    ],
+)
+def test_what_an_answer_says_of_a_retry(status: int, waits: bool, again: Again) -> None:
+    assert after_answer(status, waits=waits) is again
+
+
+@pytest.mark.parametrize(
+    ("status", "retryable", "again"),
+    [(502, True, Again.ANYBODY), (504, True, Again.OTHERS), (400, True, Again.NOBODY), (502, False, Again.NOBODY)],
+)
+def test_what_a_failure_says_of_a_retry(status: int, retryable: bool, again: Again) -> None:
+    assert after_failure(status, retryable=retryable) is again
