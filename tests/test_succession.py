@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway import parts, succession
+from gateway import parts, space_parts, succession
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.redis_migration import RedisMigration
@@ -23,9 +23,12 @@ from gateway.cache.control.evidence import Evidence
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
+from gateway.spaces import Newcomers
+from tests.fixtures.chromium import find_or_install_chromium, load
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
 from tests.fixtures.gateways import gateway_of as gateway_with
+from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.test_migration import Reversed, alike, is_exact, is_miss, is_semantic
@@ -155,9 +158,15 @@ async def test_hits_by_meaning_go_on_before_during_and_after_one_swap(
     assert said(caplog, "lookups go by the new embedding model") == 1
 
 
+@pytest.mark.parametrize("checkpoint", ["5m", "off"])
 async def test_a_migration_that_was_cut_goes_on_and_hits_go_on_with_it(
-    start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Start,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    checkpoint: str,
 ) -> None:
+    start = partial(start, index={"checkpoint": checkpoint})
     await fill(start(HASH))
     calls = len(upstream.chats)
     for _ in range(2):
@@ -249,6 +258,69 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
         folder = served.gateway.config.data_dir / "index"
         assert not (folder / "former").exists()
     assert [file.name for file in folder.iterdir()] == ["checkpoint"]
+
+
+async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
+    start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_parts, "Newcomers", partial(Newcomers, 1))
+    await fill(start(HASH))
+    held = Held(monkeypatch)
+    late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
+    async with gateway_of(start(ONNX, HASH)) as served:
+        await recovered(served)
+        await held.third()
+        for question in late:
+            assert is_miss(await served.chat(question))
+        assert served.gateway.parts.spaces.newcomers.overflowed
+        calls = len(upstream.chats)
+        held.go()
+        await followed(served)
+        await all_found(served, *QUESTIONS, *late)
+        assert len(upstream.chats) == calls
+
+
+async def test_two_gateways_on_one_store_swap_each_by_itself(
+    start: Start, upstream: Upstream, outside_store: OutsideServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"store": {"url": outside_store.url, "timeout": "10s"}}
+    await fill(start(HASH, **shared))
+    held = Held(monkeypatch)
+    one = start(ONNX, HASH, **shared)
+    async with gateway_of(one) as first, gateway_of(one.model_copy(update={"data_dir": tmp_path / "2"})) as second:
+        await recovered(first)
+        await recovered(second)
+        await held.third()
+        await all_found(first, *QUESTIONS)
+        await all_found(second, *QUESTIONS)
+        held.go()
+        await followed(first)
+        await all_found(second, *QUESTIONS)
+        await followed(second)
+        for served in (first, second):
+            await all_found(served, *QUESTIONS)
+            assert served.gateway.parts.space.index.size == len(QUESTIONS)
+        assert set(await fields_of(first, "former")) == {None}
+
+
+async def test_the_dashboard_says_what_lookups_go_by(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chromium = find_or_install_chromium()
+    if chromium is None:
+        pytest.skip("there is no chromium, and Debian's package chromium could not be installed")
+    await fill(start(HASH))
+    held = Held(monkeypatch)
+    async with gateway_of(start(ONNX, HASH)) as served:
+        await held.third()
+        during = await load(chromium, f"{served.admin_url}/dashboard", tmp_path)
+        held.go()
+        await followed(served)
+        after = await load(chromium, f"{served.admin_url}/dashboard", tmp_path)
+    said = during.document.by_id("migration").text
+    assert said.startswith("Lookups go by this model until all is embedded anew for all-MiniLM-L6-v2")
+    assert said.endswith("2 done, 3 left, 0 skipped.")
+    assert after.document.by_id("migration").text == "Embedded anew for this model: 5 done, 0 left, 0 skipped."
 
 
 async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
