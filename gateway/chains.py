@@ -28,6 +28,7 @@ from gateway.space_parts import Ground, open_spaces
 from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit, Price
 from gateway.stages.alike import Alike
+from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit
 from gateway.stages.coalesce import Coalesce
 from gateway.stages.dispatch import Dispatch
@@ -134,11 +135,11 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         told=_told(parts, learns=learns),
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
-    render = Render(route.replay, clock)
+    render, apart, together = Render(route.replay, clock), Apart(route.share, parts.evictions.used), Together()
     if not caching:
         calls: Sequence[Stage] = [render]
     elif route.semantic is None:
-        calls = [render, exact, coalesce, *_lead(route, parts), admit]
+        calls = [render, apart, exact, coalesce, *_lead(route, parts), admit, together]
     else:
         lookup = SemanticLookup(
             parts.space.index,
@@ -154,6 +155,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         )
         calls = [
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
+            apart,  # before anything looks for an answer: each input has its own
             exact,  # the cheapest answer first
             coalesce,  # before anything that costs: a crowd pays for it once
             Embed(parts.space.embedder),  # once, for the lookup, the index and the complexity
@@ -162,6 +164,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             *_alike(route.semantic, lookup, parts),
             *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
             admit,  # inside the flight, so that who comes after it finds the answer
+            together,  # what was taken apart and not found makes one call
         ]
     pools = [parts.pools[name] for name in route.target.backends]
     return Chains(

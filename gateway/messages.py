@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from gateway.ports import BodySource, Dialect, Duplex
+    from gateway.gathering import Gathering
+    from gateway.ports import Batch, BodySource, Dialect, Duplex
     from gateway.trace import Trace
 
 Vector = NDArray[np.float32]
@@ -205,6 +206,7 @@ class Call:
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
+    batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class Request:
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
     stale_at_hand: bool = False  # a stored answer past its time may be served where no backend answers
+    gathering: Gathering | None = None  # of a part of a call: where the parts that no cache has come together
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
     light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
     metered: bool = False  # what it costs is counted: the backend is to tell

@@ -7,12 +7,14 @@ reaches the client and takes part in the fingerprint.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 
 from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import parse_object
+from gateway.dialects.openai_inputs import Inputs
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
 from gateway.ports import Inspection, Outgoing, TextAnswer
@@ -115,6 +117,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         user=body.get("user"),
         questions=_inputs(body) if operation == "embeddings" else (),
+        batch=Inputs(partial(_call, dialect, operation)) if operation == "embeddings" and _several(body) else None,
     )
 
 
@@ -212,6 +215,12 @@ def _prompt(operation: str, body: Mapping[str, Any]) -> str:
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
     return ""
+
+
+def _several(body: Mapping[str, Any]) -> bool:
+    """Whether the input is an array of texts, or of texts as token ids; an array of token ids is one input."""
+    given = body["input"]
+    return isinstance(given, list) and all(isinstance(one, str | list) for one in given)
 
 
 def _inputs(body: Mapping[str, Any]) -> tuple[str, ...]:

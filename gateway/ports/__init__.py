@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gateway.ports.answering import Backend, Dialect, Duplex, Inspection, Outgoing, TextAnswer
+from gateway.ports.answering import Backend, Batch, Dialect, Duplex, Inspection, Outgoing, TextAnswer
 from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
 from gateway.ports.stores import (
     Claim,
@@ -26,6 +26,7 @@ from gateway.ports.verifying import Acceptance, Candidate, Opinion, PriorBands, 
 __all__ = [
     "Acceptance",
     "Backend",
+    "Batch",
     "BodySource",
     "Candidate",
     "Claim",

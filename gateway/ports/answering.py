@@ -84,6 +84,22 @@ class Outgoing:
     headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
 
 
+class Batch(Protocol):
+    """How a call of several independent inputs is taken apart, and put together again. Pure."""
+
+    def apart(self, call: Call) -> tuple[Call, ...]:
+        """A call for each input, in order."""
+
+    def gathered(self, calls: Sequence[Call]) -> Call:
+        """One call for the inputs of several that differ in nothing else."""
+
+    def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
+        """The body that answers `gathered(calls)` -> one for each call. Raises `Malformed`."""
+
+    def joined(self, wholes: Sequence[bytes]) -> bytes:
+        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises `Malformed`."""
+
+
 class Dialect(Protocol):
     """A wire protocol that clients speak. Pure: no I/O, no clock."""
 

@@ -1,0 +1,81 @@
+"""A call for several embeddings, input by input: nothing gets lost, mixed up or counted twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.openai import OpenAI
+from gateway.errors import Malformed
+from gateway.messages import Call
+from gateway.ports import Batch
+
+EMBEDDINGS = "/v1/embeddings"
+TEXTS = st.lists(st.text(max_size=20) | st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=8)
+
+
+def called(given: Any, **fields: Any) -> Call:
+    return OpenAI().parse(EMBEDDINGS, orjson.dumps({"model": "m", "input": given, **fields}), {})
+
+
+def batch_of(call: Call) -> Batch:
+    assert call.batch is not None
+    return call.batch
+
+
+def answer(vectors: list[list[float]], tokens: int) -> bytes:
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    data.reverse()  # no order is promised but that of `index`
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": "m", "usage": usage, "extra": 1})
+
+
+@given(TEXTS)
+def test_each_input_is_the_call_it_would_be_alone(inputs: list[Any]) -> None:
+    call = called(inputs, dimensions=4)
+    parts = batch_of(call).apart(call)
+    assert [part.canonical for part in parts] == [called(one, dimensions=4).canonical for one in inputs]
+    assert all(part.batch is None or isinstance(part.body["input"], list) for part in parts)
+    assert batch_of(call).gathered(parts).canonical == call.canonical
+
+
+@given(TEXTS, st.integers(0, 1000))
+def test_an_answer_divided_and_joined_is_what_it_was(inputs: list[Any], tokens: int) -> None:
+    call = called(inputs)
+    vectors = [[float(i), 0.5] for i in range(len(inputs))]
+    pieces = batch_of(call).divided(batch_of(call).apart(call), answer(vectors, tokens))
+    assert [orjson.loads(piece)["data"] for piece in pieces] == [
+        [{"object": "embedding", "index": 0, "embedding": vector}] for vector in vectors
+    ]
+    assert sum(orjson.loads(piece)["usage"]["prompt_tokens"] for piece in pieces) == tokens
+    joined = orjson.loads(batch_of(call).joined(pieces))
+    assert [item["embedding"] for item in joined["data"]] == vectors
+    assert [item["index"] for item in joined["data"]] == list(range(len(inputs)))
+    assert joined["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert joined["extra"] == 1
+
+
+@pytest.mark.parametrize("given", ["one text", [1, 2, 3]])
+def test_one_input_is_not_taken_apart(given: Any) -> None:
+    assert called(given).batch is None
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        answer([[1.0]], 1),
+        answer([[1.0], [2.0], [3.0]], 1),
+        b'{"data": [{"index": 0}, {"index": 0}]}',
+    ],
+)
+def test_an_answer_that_does_not_fit_is_malformed(whole: bytes) -> None:
+    call = called(["a", "b"])
+    with pytest.raises(Malformed):
+        batch_of(call).divided(batch_of(call).apart(call), whole)
