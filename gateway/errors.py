@@ -3,6 +3,8 @@ stage that can do without the part which failed."""
 
 from __future__ import annotations
 
+from gateway.precedence import Shed
+
 
 class Refused(Exception):
     """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client."""
@@ -77,9 +79,15 @@ class BackendError(Refused):
 class BackendFull(BackendError):
     """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, status=503)
-        self.retry_after_s = 1
+    kind = "overloaded_error"
+
+    def __init__(self, message: str, reason: Shed, retry_after_s: int) -> None:
+        theirs = reason is Shed.TENANT_SHARE  # others of less appetite are let in
+        super().__init__(message, status=429 if theirs else 503)
+        if theirs:
+            self.kind = "rate_limit_error"
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class StaleWanted(BackendError):

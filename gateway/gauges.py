@@ -30,7 +30,10 @@ class Gauges:
     async def sample(self) -> None:
         telemetry, now = self._telemetry, self._clock.monotonic()
         for name, pool in self._pools.items():
-            telemetry.backend_inflight.set(name, value=pool.inflight)
+            crowd = pool.crowd
+            telemetry.backend_inflight.set(name, value=crowd.inflight)
+            telemetry.backend_limit.set(name, value=crowd.limit)
+            telemetry.backend_queued.set(name, value=crowd.queued)
             telemetry.breaker_state.set(name, value=pool.state(now))
         self._sample_quality()
         telemetry.cache_entries.set("front", value=len(self._store))

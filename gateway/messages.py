@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.precedence import Priority
+
 if TYPE_CHECKING:
     from gateway.gathering import Gathering
     from gateway.ports import Batch, BodySource, Dialect, Duplex
@@ -94,6 +96,7 @@ class Choice(StrEnum):
     BUDGET = "budget"  # the large model's predicted latency does not fit what is left
     FALLBACK = "fallback"  # the first choice failed before its first byte
     LIMIT = "limit"  # the policy's `limits` leave the lightest model alone
+    OVERLOADED = "overloaded"  # the first choice had no place, or none in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,7 @@ class Request:
     tpot_s: float | None = None  # seconds an output token may take
     stale_at_hand: bool = False  # a stored answer past its time may be served where no backend answers
     gathering: Gathering | None = None  # of a part of a call: where the parts that no cache has come together
+    priority: Priority = Priority.NORMAL  # where there is not room for all
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
     light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
     metered: bool = False  # what it costs is counted: the backend is to tell

@@ -167,6 +167,8 @@ def _backend(name: str, section: Any, config: Config, environ: Mapping[str, str]
             forward_credentials=config.auth.mode == "passthrough",
             max_concurrency=section.max_concurrency,
             timeouts=section.timeouts,
+            clock=clock,
+            adaptive=section.adaptive,
         )
     scheme, _, address = section.url.partition("://")
     return TritonBackend(
@@ -179,6 +181,7 @@ def _backend(name: str, section: Any, config: Config, environ: Mapping[str, str]
         max_concurrency=section.max_concurrency,
         timeouts=section.timeouts,
         clock=clock,
+        adaptive=section.adaptive,
     )
 
 

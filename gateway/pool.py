@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.lane import Lane
 from gateway.messages import Request, Response
-from gateway.ports import Backend, Clock
+from gateway.ports import Backend, Clock, Crowd
 from gateway.routing.breaker import State
 from gateway.routing.latency import CONFIDENCE, Asked, Prediction
 from gateway.telemetry import Telemetry
@@ -27,7 +27,15 @@ class Pool:
 
     @property
     def inflight(self) -> int:
-        return self.lane.backend.inflight
+        return self.crowd.inflight
+
+    @property
+    def crowd(self) -> Crowd:
+        return self.lane.backend.crowd
+
+    def wait_s(self, request: Request) -> float:
+        """How long it would wait for a place, as it looks now."""
+        return self.lane.backend.wait_s(request.priority)
 
     def state(self, now: float) -> State:
         """`now`: monotonic clock."""

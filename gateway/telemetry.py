@@ -154,6 +154,8 @@ class Telemetry(Collector):
         self.backend_seconds = Histogram("nearhit_backend_seconds", "Whole answers of a backend", backend)
         self.backend_ttft_seconds = Histogram("nearhit_backend_ttft_seconds", "Time to a backend's first byte", backend)
         self.backend_inflight = Gauge("nearhit_backend_inflight", "Calls in flight to a backend", backend)
+        self.backend_limit = Gauge("nearhit_backend_limit", "Calls that may be in flight to a backend now", backend)
+        self.backend_queued = Gauge("nearhit_backend_queued", "Requests that wait for a place at a backend", backend)
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
         self.promises = Counter(

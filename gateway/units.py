@@ -157,3 +157,15 @@ Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str)]
 
 Listen = Annotated[Address, PlainValidator(parse_address, json_schema_input_type=str)]
 """Where to listen."""
+
+
+def parse_switch(value: object) -> bool:
+    """YAML's own booleans, and `on` and `off`. Raises `ValueError`."""
+    if isinstance(value, str) and value in ("on", "off"):
+        return value == "on"
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"expected on or off, got {show(value)}")
+
+
+Switch = Annotated[bool, BeforeValidator(parse_switch)]

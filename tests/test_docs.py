@@ -15,6 +15,7 @@ from gateway.cli import build_parser
 from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.policy.schema import PolicyFile
+from gateway.precedence import Shed
 from gateway.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def test_every_setting_is_documented(model: type[BaseModel]) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("words", [Verdict, Bypass, Refusal, Admission, Choice])
+@pytest.mark.parametrize("words", [Verdict, Bypass, Refusal, Admission, Choice, Shed])
 def test_every_verdict_and_reason_is_documented(words: type[StrEnum]) -> None:
     missing = {word.value for word in words if f"`{word.value}`" not in OBSERVING}
     assert not missing

@@ -1,62 +1,182 @@
-"""A bound on what is in flight to one backend, and on what waits for a place."""
+"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit` and
+`routing.waiting`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Hashable
+from itertools import count
+from math import ceil
 
 from gateway.errors import BackendFull
+from gateway.messages import Request
+from gateway.ports import Clock, Crowd
+from gateway.precedence import Priority, Shed
+from gateway.routing.limit import Limit
+from gateway.routing.waiting import Ticket, Waiting
 
-QUEUE_FACTOR = 4  # waiters per place: at a steady service time nobody waits longer than four answers take
+HOLD_WEIGHT = 1 / 16  # of one answer in what is usual
+MAX_RETRY_AFTER_S = 60
 
 
 class Place:
     """A place at a gate. `leave` it as often as you like: only the first time counts."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_gate", "asked", "lasting")
 
-    def __init__(self, left: Callable[[], None]) -> None:
-        self._left: Callable[[], None] | None = left
+    def __init__(self, gate: Gate, asked: float) -> None:
+        self._gate: Gate | None = gate
+        self.asked = asked  # monotonic clock
+        self.lasting = False  # held for as long as a connection, which says nothing of how long others hold one
+
+    def answered(self, request: Request, status: int) -> None:
+        """The answer begins. A backend that refuses for load says more than its latency does, and other errors come
+        sooner than answers: neither counts as one."""
+        call, gate = request.call, self._gate
+        if gate is None:
+            return
+        if status in (429, 503):
+            gate.dropped(self.asked)
+        elif status < 400 and call is not None:  # what paths that no dialect knows take, nobody can compare
+            gate.answered((call.operation, call.stream), self.asked)
+
+    def overdue(self) -> None:
+        """The answer did not begin in time."""
+        if self._gate is not None:
+            self._gate.dropped(self.asked)
 
     def leave(self) -> None:
-        left, self._left = self._left, None
-        if left is not None:
-            left()
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.left(None if self.lasting else self.asked)
 
 
 class Gate:
-    def __init__(self, backend: str, limit: int, max_wait_s: float) -> None:
+    """`ceiling`: places at most; `adaptive`: as few of them as keep the backend's latency down. Nobody waits longer
+    than `max_wait_s`, nor beyond its own deadline."""
+
+    def __init__(self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool) -> None:
         self._backend = backend
-        self._places = asyncio.Semaphore(limit)
-        self._max_queue = limit * QUEUE_FACTOR
+        self._limit = Limit(ceiling, adaptive=adaptive)
         self._max_wait_s = max_wait_s
-        self._waiting = 0
+        self._clock = clock
+        self._waiting = Waiting()
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._numbers = count()
+        self._hold_s: float | None = None  # how long a place is usually held
         self.inflight = 0
 
-    async def enter(self) -> Place:
+    @property
+    def crowd(self) -> Crowd:
+        return Crowd(self.inflight, self._limit.value, len(self._waiting))
+
+    def wait_s(self, priority: Priority) -> float:
+        """How long a newcomer would wait for a place, as it looks now."""
+        if self._free:
+            return 0.0
+        return self._after(self._waiting.ahead(priority))
+
+    @property
+    def _free(self) -> bool:
+        return self.inflight < self._limit.value and not self._waiting
+
+    async def enter(self, request: Request) -> Place:
         """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
-        if self._places.locked():
-            await self._wait()
+        if self._free:
+            self.inflight += 1
         else:
-            await self._places.acquire()
-        self.inflight += 1
-        return Place(self._left)
+            with request.trace.span("queue"):
+                await self._wait(request)
+        return Place(self, self._clock.monotonic())
 
-    def _left(self) -> None:
+    def left(self, asked: float | None) -> None:
+        """`asked`: None where the time says nothing of others."""
+        if asked is not None:
+            held = self._clock.monotonic() - asked
+            self._hold_s = held if self._hold_s is None else self._hold_s + HOLD_WEIGHT * (held - self._hold_s)
         self.inflight -= 1
-        self._places.release()
+        self._admit()
 
-    async def _wait(self) -> None:
-        if self._waiting >= self._max_queue:
-            raise self._full()
-        self._waiting += 1
+    def answered(self, kind: Hashable, asked: float) -> None:
+        self._limit.answered(kind, asked, self._clock.monotonic(), self.inflight)
+        self._admit()
+
+    def dropped(self, asked: float) -> None:
+        self._limit.dropped(asked)
+
+    async def _wait(self, request: Request) -> None:
+        now = self._clock.monotonic()
+        patience, deadline = now + self._max_wait_s, _deadline(request)
+        ticket = Ticket(request.priority, min(patience, deadline), next(self._numbers), request.tenant)
+        self._join(ticket, deadline, now)
+        turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(self._max_wait_s):
-                await self._places.acquire()
+            async with asyncio.timeout(ticket.due - now):
+                await turn
         except TimeoutError:
-            raise self._full() from None
+            if not _given(turn):  # or both happened at once
+                raise self._full(Shed.DEADLINE if deadline <= patience else Shed.WAITED) from None
+        except asyncio.CancelledError:
+            if _given(turn):
+                self.inflight -= 1
+                self._admit()
+            raise
         finally:
-            self._waiting -= 1
+            self._turns.pop(ticket, None)
+            self._waiting.remove(ticket)
 
-    def _full(self) -> BackendFull:
-        return BackendFull(f"backend '{self._backend}' is at its limit of concurrent requests")
+    def _join(self, ticket: Ticket, deadline: float, now: float) -> None:
+        """Raises `BackendFull` where it may not wait."""
+        room = self._waiting.room(self._limit.value, now, self._hold_s)
+        for gone in self._waiting.cut(room):
+            self._refuse(gone, Shed.STANDING)
+        if now + self._after(self._waiting.ahead(ticket.priority, ticket.due)) >= deadline:
+            raise self._full(Shed.DEADLINE)
+        outcome = self._waiting.offer(ticket, room, now)
+        if isinstance(outcome, Shed):
+            raise self._full(outcome)
+        if outcome is not None:
+            self._refuse(outcome, Shed.DISPLACED)
+
+    def _admit(self) -> None:
+        for late in self._waiting.expired(self._clock.monotonic()):
+            self._refuse(late, Shed.DEADLINE)
+        while self.inflight < self._limit.value and (ticket := self._waiting.take()) is not None:
+            turn = self._turns.pop(ticket, None)
+            if turn is not None and not turn.done():
+                self.inflight += 1
+                turn.set_result(None)
+
+    def _refuse(self, ticket: Ticket, reason: Shed) -> None:
+        turn = self._turns.pop(ticket, None)
+        if turn is not None and not turn.done():
+            turn.set_exception(self._full(reason))
+
+    def _after(self, ahead: int) -> float:
+        """Seconds until so many have had their turn and the next place is free."""
+        return (ahead + 1) * (self._hold_s or 0.0) / self._limit.value
+
+    def _full(self, reason: Shed) -> BackendFull:
+        drained = min(MAX_RETRY_AFTER_S, max(1, ceil(self._after(len(self._waiting)))))
+        return BackendFull(
+            f"backend '{self._backend}' is at its limit of concurrent requests ({_SAID[reason]})", reason, drained
+        )
+
+
+_SAID: dict[Shed, str] = {
+    Shed.QUEUE_FULL: "nobody else may wait for a place",
+    Shed.TENANT_SHARE: "most of those who wait for a place are yours",
+    Shed.DISPLACED: "others go first",
+    Shed.STANDING: "too many wait for a place",
+    Shed.DEADLINE: "there is no place before the answer is due",
+    Shed.WAITED: "no place became free in time",
+}
+
+
+def _deadline(request: Request) -> float:
+    due = [deadline for deadline in (request.deadline, request.ttft_deadline) if deadline is not None]
+    return min(due, default=float("inf"))
+
+
+def _given(turn: asyncio.Future[None]) -> bool:
+    return turn.done() and not turn.cancelled() and turn.exception() is None

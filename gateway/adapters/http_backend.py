@@ -22,6 +22,8 @@ from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
 from gateway.errors import BackendError, BadRequest, StreamBroken
 from gateway.messages import ByteStream, Event, EventStream, Request, Response, Tunnel, Whole
+from gateway.ports import Clock, Crowd
+from gateway.precedence import Priority
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
@@ -46,6 +48,8 @@ class HttpBackend:
         forward_credentials: bool,
         max_concurrency: int,
         timeouts: Timeouts,
+        clock: Clock,
+        adaptive: bool = True,
     ) -> None:
         self.name = name
         self._speaks = speaks
@@ -58,7 +62,7 @@ class HttpBackend:
         self._not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
         self._not_sent_when_read = self._not_sent | ENCODINGS
         self._timeouts = timeouts
-        self._gate = Gate(name, max_concurrency, timeouts.first_byte)
+        self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
 
     def url(self, path: str, query: str) -> URL:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
@@ -68,8 +72,11 @@ class HttpBackend:
         return URL(f"{target}?{query}" if query else target, encoded=True)
 
     @property
-    def inflight(self) -> int:
-        return self._gate.inflight
+    def crowd(self) -> Crowd:
+        return self._gate.crowd
+
+    def wait_s(self, priority: Priority) -> float:
+        return self._gate.wait_s(priority)
 
     async def send(self, request: Request) -> Response:
         call = request.call
@@ -79,12 +86,15 @@ class HttpBackend:
             upgraded = await self._websocket(request)
             if upgraded is not None:
                 return upgraded
-        place = await self._gate.enter()
+        place = await self._gate.enter(request)
         try:
             response = await self._open(request)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BackendError) and error.status == 504:
+                place.overdue()
             place.leave()
             raise
+        place.answered(request, response.status)
         exchange = _Exchange(self.name, response, place, self._timeouts)
         try:
             return await exchange.answer(parse=request.call is not None)
@@ -95,7 +105,8 @@ class HttpBackend:
     async def _websocket(self, request: Request) -> Response | None:
         """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8): it is then asked without,
         so that the client gets what it says to that."""
-        place = await self._gate.enter()
+        place = await self._gate.enter(request)
+        place.lasting = True
         url, headers = self.url(request.path, request.query), self._headers(request)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
@@ -112,7 +123,7 @@ class HttpBackend:
         return Response(101, (), Tunnel(HttpWebSocket(socket, place)))
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
-        place = await self._gate.enter()
+        place = await self._gate.enter(request)
         try:
             async with await self._open(request, method="GET", path="/v1/models", body=b"") as response:
                 async with asyncio.timeout(self._timeouts.first_byte):

@@ -18,7 +18,8 @@ from gateway.bodies import Guarded
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
-from gateway.ports import Clock, TextAnswer
+from gateway.ports import Clock, Crowd, TextAnswer
+from gateway.precedence import Priority
 
 JSON = (("Content-Type", "application/json"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
@@ -61,6 +62,7 @@ class TritonBackend:
         max_concurrency: int,
         timeouts: Timeouts,
         clock: Clock,
+        adaptive: bool = True,
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls)
@@ -70,17 +72,20 @@ class TritonBackend:
         self._timeouts = timeouts
         self._clock = clock
         self._models: dict[str, _Model] = {}
-        self._gate = Gate(name, max_concurrency, timeouts.first_byte)
+        self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
 
     @property
-    def inflight(self) -> int:
-        return self._gate.inflight
+    def crowd(self) -> Crowd:
+        return self._gate.crowd
+
+    def wait_s(self, priority: Priority) -> float:
+        return self._gate.wait_s(priority)
 
     async def send(self, request: Request) -> Response:
         call = request.call
         if call is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
-        place = await self._gate.enter()
+        place = await self._gate.enter(request)
         try:
             if call.operation == "embeddings":
                 response = await self._embed(call)
@@ -89,7 +94,9 @@ class TritonBackend:
         except InferenceServerException as error:
             place.leave()
             raise self._failed(error) from None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BackendError) and error.status == 504:
+                place.overdue()
             place.leave()
             raise
         if isinstance(response.body, Whole):
@@ -115,6 +122,7 @@ class TritonBackend:
         model = await self._describe(self._model)
         pieces = self._pieces(model, self._inputs(model, call), request.id)
         first = await anext(pieces, None)
+        place.answered(request, 200)
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         events = self._events(first, pieces, answer, call)
         if call.stream:

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator
 
 from gateway.config.fields import EnvironmentName, Text
 from gateway.config.urls import GrpcUrl, HttpUrl
-from gateway.units import PositiveDuration
+from gateway.units import PositiveDuration, Switch
 from gateway.validation import Section, one_of
 
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
@@ -48,6 +48,7 @@ class OpenAIBackendConfig(Section):
     model: Text | None = None  # sent upstream; None: the name that the client sent
     api_key_env: EnvironmentName | None = None  # None: the client's own credentials go upstream
     max_concurrency: _Concurrency = 64
+    adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 
@@ -61,6 +62,7 @@ class TritonBackendConfig(Section):
     embedding_model: Text | None = None
     tensors: Tensors = Field(default_factory=Tensors)
     max_concurrency: _Concurrency = 64
+    adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 

@@ -20,6 +20,7 @@ from gateway.policy.model import (
 )
 from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.ports import Acceptance
+from gateway.precedence import Priority
 from gateway.yaml_source import Source
 
 # Where the light model's answer is as likely to be worse as not.
@@ -61,6 +62,8 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         replay=Replay(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         promise=Promised(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
+        priority=Priority[rule.route.priority.upper()],
+        client_priority=rule.route.client_priority,
         record=rule.record,
         expose_headers=rule.expose_headers,
         file=file,

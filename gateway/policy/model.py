@@ -10,6 +10,7 @@ from typing import Literal
 
 from gateway.faults import Fault
 from gateway.ports import Acceptance
+from gateway.precedence import Priority
 
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""
@@ -147,6 +148,8 @@ class Route:
     replay: Replay = Replay()
     latency_budget_s: float | None = None
     promise: Promised = Promised()
+    priority: Priority = Priority.NORMAL
+    client_priority: bool = False  # whether clients may ask for more than that; less they always may
     record: bool = False
     expose_headers: bool = True
     file: str = ""  # where the rule is written

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
-from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, parse_share
+from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -35,17 +35,6 @@ def _share_or_rule(value: object) -> object:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return {"share": parse_share(value)}
     raise ValueError(f"expected a share such as 2%, or {{share: 2%}}, got {show(value)}")
-
-
-def _switch(value: object) -> object:
-    if isinstance(value, str) and value in ("on", "off"):
-        return value == "on"
-    if isinstance(value, bool):
-        return value
-    raise ValueError(f"expected on or off, got {show(value)}")
-
-
-Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class SemanticRule(Section):
@@ -133,6 +122,8 @@ class TargetRule(Section):
     late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
         "soonest"
     )
+    priority: Annotated[Literal["high", "normal", "low"], one_of("high", "normal", "low")] = "normal"
+    client_priority: Switch = False
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.messages import Admission, Call, Closing, Event, Frame, Request, Response
+from gateway.precedence import Priority
 
 
 class Duplex(Protocol):
@@ -26,6 +27,15 @@ class Duplex(Protocol):
         """Says goodbye, within bounds. Closing twice does no harm."""
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What is asked of a backend at once."""
+
+    inflight: int
+    limit: int  # on that, at the moment
+    queued: int  # those who wait for a place
+
+
 class Backend(Protocol):
     """A named service that answers."""
 
@@ -37,7 +47,10 @@ class Backend(Protocol):
         """Whether paths that no dialect knows can be passed through to it."""
 
     @property
-    def inflight(self) -> int: ...
+    def crowd(self) -> Crowd: ...
+
+    def wait_s(self, priority: Priority) -> float:
+        """How long a request would wait for a place, as it looks now; 0 where one is free."""
 
     async def send(self, request: Request) -> Response:
         """Sends the call and returns once the status and the first byte of the body are there.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gateway.errors import BadRequest
 from gateway.messages import Request
+from gateway.precedence import Priority
 
 MAX_MS = 3_600_000.0
 # What a client that does not say how long it can wait is kept waiting for a call of somebody else.
@@ -31,6 +32,19 @@ def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
     if policy_s is not None:
         total = policy_s if total is None else min(total, policy_s)
     return Budget(total, _seconds(headers, "x-slo-ttft-ms"), _seconds(headers, "x-slo-tpot-ms"))
+
+
+def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -> Priority:
+    """The client's `x-priority`, the policy's where it says nothing. A client may always step back; that it may go
+    before what the policy says (`raised`) is for the policy to say. Raises `BadRequest` on a value that is none."""
+    value = headers.get("x-priority")
+    if value is None:
+        return policy
+    try:
+        asked = Priority[value.strip().upper()]
+    except KeyError:
+        raise BadRequest("the header x-priority is no priority: expected high, normal or low") from None
+    return asked if raised else max(asked, policy)
 
 
 def _seconds(headers: Mapping[str, str], name: str) -> float | None:

@@ -76,6 +76,20 @@ def _soonest(wanted: int, predictions: Sequence[Prediction | None]) -> int:
     return min(range(len(predictions)), key=by)
 
 
+def relieved(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
+    """The same, but that who has a place goes before the choice, where waiting for a place there takes longer by itself
+    than what is left. `waits`: seconds, one a tier."""
+    left = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
+    wait = dict(zip(target.backends, waits, strict=True))
+    if wait[decision.backends[0]] <= max(0.0, left):
+        return decision
+    order = tuple(sorted(decision.backends, key=lambda name: wait[name] > 0.0))
+    if order == decision.backends:
+        return decision
+    tier = target.tier_of(order[0])
+    return replace(decision, backends=order, tier=tier, reason=Choice.OVERLOADED, promised=False)
+
+
 def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
     if remaining.spent:
         return False

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError, OnlyIfCached, OutOfTime, StaleWanted
+from gateway.errors import BackendError, BackendFull, OnlyIfCached, OutOfTime, StaleWanted
 from gateway.lane import asked_of
 from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Vector, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
 from gateway.ports import Clock
 from gateway.promises import Promises
-from gateway.routing.choice import Decision, choose, only
+from gateway.routing.choice import Decision, choose, only, relieved
 from gateway.routing.complexity import complexity, features_of
 from gateway.routing.latency import Prediction
 from gateway.routing.outlook import Outlook, Remaining
@@ -55,17 +55,16 @@ class Dispatch:
             self._say_if_late(request)
         promise = self._promises.of(request, self._route, promised=decision.promised)
         try:
-            response, name = await self._first_answer(request, decision.backends)
+            response, name, instead = await self._first_answer(request, decision.backends)
         except BaseException as error:
             if promise is not None:
                 promise.failed(error)
             raise
-        fell_back = name != decision.backends[0]
-        reason: str = Choice.FALLBACK if fell_back else decision.reason
+        reason: str = instead or decision.reason
         tier = self._route.target.tier_of(name) if decision.tier is not None else None
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
         if promise is not None:
-            response = promise.watched(response, as_chosen=not fell_back)
+            response = promise.watched(response, as_chosen=instead is None)
         return Response(
             response.status,
             response.headers,
@@ -104,7 +103,9 @@ class Dispatch:
             request.tpot_s,
         )
         predictions = self._predicted(request, call, remaining, now)
-        return choose(target, target.escalate_above, score, remaining, predictions, self._route.promise.late)
+        decision = choose(target, target.escalate_above, score, remaining, predictions, self._route.promise.late)
+        waits = [self._pools[name].wait_s(request) for name in target.backends]
+        return relieved(decision, target, waits, remaining)
 
     def _predicted(self, request: Request, call: Call, remaining: Remaining, now: float) -> Sequence[Prediction | None]:
         """What each tier would take; nothing is asked where there is no budget to hold it against."""
@@ -128,21 +129,29 @@ class Dispatch:
             self._promises.not_asked(self._route, "stale")
             raise StaleWanted(message)
 
-    async def _first_answer(self, request: Request, names: Sequence[str]) -> tuple[Response, str]:
-        """Asks one after the other until one answers usably; the last one's failure is the request's."""
+    async def _first_answer(self, request: Request, names: Sequence[str]) -> tuple[Response, str, Choice | None]:
+        """Asks one after the other until one answers usably; the last one's failure is the request's. -> (its answer,
+        its name, why it is not the first one)."""
+        instead: Choice | None = None
         for name in names[:-1]:
             pool = self._pools[name]
             if not pool.allow(self._clock.monotonic()):
                 self._telemetry.backend_requests.add(name, "breaker_open")
+                instead = instead or Choice.FALLBACK
                 continue
             try:
                 response = await pool.call(request)
+            except BackendFull:  # told by the metrics alone: under load a line for each would be a load of its own
+                instead = instead or Choice.OVERLOADED
+                continue
             except BackendError as error:
+                instead = instead or Choice.FALLBACK
                 if not error.retryable:
                     raise
                 LOG.warning("falling back", extra={"fields": {"id": request.id, "backend": name, "error": str(error)}})
                 continue
             if response.status not in RETRYABLE:
-                return response, name
+                return response, name, instead
+            instead = instead or Choice.FALLBACK
             await close_body(response.body)
-        return await self._pools[names[-1]].call(request), names[-1]
+        return await self._pools[names[-1]].call(request), names[-1], instead

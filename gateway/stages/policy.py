@@ -11,7 +11,7 @@ from gateway.messages import Call, Request, Response
 from gateway.pipeline import Handler
 from gateway.policy.model import Policy, Route
 from gateway.ports import Dialect
-from gateway.routing.budget import budget_of
+from gateway.routing.budget import budget_of, priority_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ApplyPolicy:
 
 
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
-    """The request with all that its route decides. Raises `BadRequest` on budgets that are no durations."""
+    """The request with all that its route decides. Raises `BadRequest` on budgets and priorities that are none."""
     budget = budget_of(request.headers, route.latency_budget_s)
     caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
     directives = parse_directives(request.headers.get("cache-control"))
@@ -82,4 +82,5 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
         deadline=None if budget.total_s is None else request.received + budget.total_s,
         ttft_deadline=None if budget.ttft_s is None else request.received + budget.ttft_s,
         tpot_s=budget.tpot_s,
+        priority=priority_of(request.headers, route.priority, raised=route.client_priority),
     )

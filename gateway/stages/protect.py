@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gateway.errors import Overloaded, Refused
+from gateway.errors import BackendFull, Overloaded, Refused
 from gateway.messages import Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.ports import Dialect
+from gateway.precedence import Shed
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
@@ -28,12 +29,15 @@ class Protect:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         if self._inflight() > self._max_inflight:
-            self._telemetry.shed.add("max_inflight")
+            self._telemetry.shed.add(Shed.MAX_INFLIGHT)
             return self._refuse(
                 request, Overloaded("the gateway is at its limit of concurrent requests", retry_after_s=1)
             )
         try:
             return await forward(request)
+        except BackendFull as error:  # of all that its route might have asked
+            self._telemetry.shed.add(error.reason)
+            return self._refuse(request, error)
         except Refused as error:
             return self._refuse(request, error)
         except Exception:
