@@ -118,6 +118,7 @@ class Audits:
             deadline=None,  # nobody waits: the client's budget is not to choose the model
             ttft_deadline=None,
             tpot_s=None,
+            unasked=True,
         )
         try:
             await drain((await chosen.forward(again)).body)

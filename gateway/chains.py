@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from gateway.adapters.front_store import FrontStore
-from gateway.background import Background
+from gateway.background import Background, run_within
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.frequency import Frequency
 from gateway.cache.freshness import Lifetime
@@ -24,6 +24,7 @@ from gateway.policy.model import Route, Semantic
 from gateway.pool import Pool, pools_of
 from gateway.ports import Clock, Embedder
 from gateway.promises import Promises
+from gateway.quotas import Quotas
 from gateway.space_parts import Ground, open_spaces
 from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit, Price
@@ -36,6 +37,7 @@ from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Memory
 from gateway.stages.lead import Lead
+from gateway.stages.limit import CountRequests, Limit
 from gateway.stages.models import Models
 from gateway.stages.policy import Chains
 from gateway.stages.render import Render
@@ -57,6 +59,7 @@ class Parts:
     flights: dict[str, Flight]
     unstorable: Unstorable
     leasing: Leasing | None  # None: no other gateway is on this store
+    quotas: Quotas
     clock: Clock
     telemetry: Telemetry
     max_entry: int
@@ -93,6 +96,9 @@ async def build_parts(
     leasing = None if stores.leases is None else Leasing(stores.leases, telemetry)
     if leasing is not None:
         stack.push_async_callback(leasing.close)  # once no flight is in the air any more
+    quotas = Quotas(stores.quotas, clock, telemetry)
+    stack.push_async_callback(quotas.close)
+    run_within(stack, quotas.run())
     return Parts(
         space=spaces.serving,
         spaces=spaces,
@@ -103,6 +109,7 @@ async def build_parts(
         flights={},
         unstorable=Unstorable(clock),
         leasing=leasing,
+        quotas=quotas,
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
@@ -167,10 +174,19 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             together,  # what was taken apart and not found makes one call
         ]
     pools = [parts.pools[name] for name in route.target.backends]
+    count, limit = _limits(route, parts)
     return Chains(
-        calls=compose(calls, dispatch(None if caching else Bypass.POLICY)),
-        others=compose([Models(pools)], dispatch(Bypass.PASS_THROUGH)),
+        calls=compose([*count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
+        others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
     )
+
+
+def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage]]:
+    """Outermost what counts hits, innermost what counts calls: so that the caches serve on where a limit is reached."""
+    if not route.limits:
+        return [], []
+    counts = [CountRequests(route, parts.quotas, parts.telemetry)] if any(r.count_hits for r in route.limits) else []
+    return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:

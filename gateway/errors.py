@@ -16,6 +16,7 @@ class Refused(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.headers: tuple[tuple[str, str], ...] = ()  # beside Retry-After
 
 
 class BadRequest(Refused):
@@ -45,6 +46,18 @@ class RequestTimeout(Refused):
     kind = "timeout_error"
 
 
+class LimitReached(Refused):
+    """A limit of the policy. `asker` says for whom: who is somebody else may ask for himself."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: int, asker: str, headers: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.asker = asker
+        self.headers = headers
+
+
 class Overloaded(Refused):
     status = 503
     kind = "overloaded_error"
@@ -65,15 +78,17 @@ class OutOfTime(Refused):
 
 
 class BackendError(Refused):
-    """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked."""
+    """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked. `sent` False:
+    it is certain that nothing of the request has reached it."""
 
     status = 502
     kind = "upstream_error"
 
-    def __init__(self, message: str, *, retryable: bool = True, status: int = 502) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, status: int = 502, sent: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.status = status
+        self.sent = sent
 
 
 class BackendFull(BackendError):
@@ -87,6 +102,23 @@ class BackendFull(BackendError):
         if theirs:
             self.kind = "rate_limit_error"
         self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class GivenUp(BackendError):
+    """An upstream was given up before its first byte, while another one could still answer in time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=504)
+
+
+class RateLimited(BackendError):
+    """Every upstream of a backend wants to be left alone for a while."""
+
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, status=429, sent=False)
         self.retry_after_s = retry_after_s
 
 

@@ -19,6 +19,7 @@ from gateway.adapters.http_backend import HttpBackend, open_session
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_leases import RedisLeases
+from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.thorough_verifier import ThoroughVerifier
@@ -69,6 +70,7 @@ class Stores:
     redis: RedisStore
     removals: RedisRemovals
     leases: RedisLeases | None  # None: no other gateway is on this store
+    quotas: RedisQuotas
     server: EmbeddedValkey | None
 
     async def close(self) -> None:
@@ -94,7 +96,8 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     leases = None
     if server is None:
         leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
-    return Stores(front, redis, RedisRemovals(redis, client), leases, server)
+    quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
+    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, server)
 
 
 def build_encoder(config: EmbeddingModel) -> TextEncoder:

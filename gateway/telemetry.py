@@ -158,6 +158,20 @@ class Telemetry(Collector):
         self.backend_queued = Gauge("nearhit_backend_queued", "Requests that wait for a place at a backend", backend)
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
+        self.limited = Counter(
+            "nearhit_limited_total",
+            "Requests that a limit of the policy refused, or kept from all but the lightest model",
+            ("route", "limit"),
+        )
+        self.limits_local = Counter(
+            "nearhit_limits_local_total", "Requests whose limits one gateway held alone, without the store", ("route",)
+        )
+        self.limits_tokens = Counter(
+            "nearhit_limits_tokens_total", "Tokens of calls on routes with limits, in and out", ("route",)
+        )
+        self.limits_cost = Counter(
+            "nearhit_limits_cost_dollars_total", "Dollars of calls on routes with limits", ("route",)
+        )
         self.promises = Counter(
             "nearhit_promises_total",
             "Requests with a latency budget that went to a backend, or would have, by what came of it",

@@ -157,7 +157,7 @@ class HttpBackend:
         headers = self._headers(request)
         target, query = path or request.path, "" if path else request.query
         if body is None and call is not None:
-            sent = call.dialect.outgoing(request.path, call, model=self._model, kept=bool(request.fingerprint))
+            sent = call.dialect.outgoing(request.path, call, model=self._model, kept=bool(request.fingerprint) or request.metered)
             target, data = sent.path, sent.body
             headers += sent.headers
         elif body is None:

@@ -6,7 +6,7 @@ count alike. The arithmetic is that of `gateway.routing.quota`, in the same unit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.adapters.redis_store import PREFIX, RedisStore
@@ -70,7 +70,6 @@ for i, key in ipairs(KEYS) do
     ok = level + tonumber(a) <= tonumber(b) + SLACK
   elseif kind == 'place' then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
-    for member in string.gmatch(d, '%S+') do redis.call('ZREM', key, member) end
     level = redis.call('ZCARD', key)
     ok = level < tonumber(a)
   elseif kind == 'spend' then
@@ -154,9 +153,9 @@ class RedisQuotas:
         self._lease_ms = round(1000 * lease_s)
         self._take, self._settle, self._beat = map(client.register_script, (TAKE, SETTLE, BEAT))
 
-    async def take(self, demands: Sequence[Demand], leaving: Mapping[str, Sequence[str]]) -> Taken:
+    async def take(self, demands: Sequence[Demand]) -> Taken:
         keys = [QUOTAS + demand.key for demand in demands]
-        arguments = arguments_of(demands, leaving, self._lease_ms)
+        arguments = arguments_of(demands, self._lease_ms)
         granted, now, *told = await self._store.execute(lambda _: self._take(keys, arguments), self._timeout_s)
         pairs = zip(told[::2], told[1::2], strict=True)
         return Taken(bool(granted), tuple(Told(bool(ok), int(level)) for ok, level in pairs), int(now))
@@ -172,14 +171,14 @@ class RedisQuotas:
         return int(await self._store.execute(lambda _: self._beat(keys, arguments), self._timeout_s))
 
 
-def arguments_of(demands: Sequence[Demand], leaving: Mapping[str, Sequence[str]], lease_ms: int) -> list[Any]:
+def arguments_of(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
     """What `TAKE` reads: five a demand."""
     arguments: list[Any] = []
     for demand in demands:
         if isinstance(demand, Paced):
             arguments += ["pace", repr(demand.cost_us), repr(demand.burst_us), "", ""]
         elif isinstance(demand, Place):
-            arguments += ["place", demand.places, lease_ms, demand.member, " ".join(leaving.get(demand.key, ()))]
+            arguments += ["place", demand.places, lease_ms, demand.member, ""]
         elif isinstance(demand, Spend):
             soft = "soft" if demand.soft else ""
             arguments += ["spend", demand.cap, demand.amount, demand.window, soft]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.faults import Fault
+from gateway.policy.limits import compiled_limits
 from gateway.policy.model import (
     AdmissionRules,
     Audit,
@@ -62,6 +63,7 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         replay=Replay(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
         promise=Promised(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
+        limits=compiled_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
         record=rule.record,

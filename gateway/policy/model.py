@@ -9,6 +9,7 @@ from fnmatch import translate
 from typing import Literal
 
 from gateway.faults import Fault
+from gateway.policy.limits import Limits
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
 
@@ -148,6 +149,7 @@ class Route:
     replay: Replay = Replay()
     latency_budget_s: float | None = None
     promise: Promised = Promised()
+    limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may ask for more than that; less they always may
     record: bool = False

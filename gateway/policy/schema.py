@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
+from gateway.policy.limits import LimitRules, counted_twice, without_tiers
 from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -157,8 +158,16 @@ class RouteRule(Section):
     match: MatchRule = Field(examples=["{}"])
     cache: CacheRule = Field(default_factory=CacheRule)
     route: TargetRule = Field(examples=["{backend: main}"])
+    limits: LimitRules = ()
     record: Switch = False
     expose_headers: Switch = True
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        target, limits = given.get("route"), given.get("limits")
+        if isinstance(target, dict) and target.get("backend") is not None:
+            yield from without_tiers(limits)
+        yield from counted_twice(limits)
 
 
 class PolicyFile(Section):

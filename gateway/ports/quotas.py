@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 class QuotaStore(Protocol):
     """By its own clock. Every method raises `StoreUnavailable`. What is counted expires by itself."""
 
-    async def take(self, demands: Sequence[Demand], leaving: Mapping[str, Sequence[str]]) -> Taken:
-        """Meets all demands at once, or none. `leaving`: members whose places (by key) are free, whether or not that
-        has been said before."""
+    async def take(self, demands: Sequence[Demand]) -> Taken:
+        """Meets all demands at once, or none."""
 
     async def settle(self, returns: Sequence[Return]) -> None:
         """Puts right what was taken."""

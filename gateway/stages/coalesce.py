@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.errors import LimitReached
 from gateway.flight import Flight
 from gateway.messages import Request, Response, Verdict
 from gateway.pipeline import Handler
+from gateway.stages.limit import asker_of
 from gateway.telemetry import Telemetry
 from gateway.unstorable import Unstorable
 
@@ -40,7 +42,12 @@ class Coalesce:
         flight = self._flights.get(key)
         if flight is not None and flight.open:
             with request.trace.span("wait"):
-                return _followed(await flight.join())
+                try:
+                    return _followed(await flight.join())
+                except LimitReached as error:
+                    if error.asker == asker_of(request):
+                        raise
+            return await forward(request)  # where answers are shared beyond a tenant: it was another's limit
         landed = self._at_hand(request)
         if landed is not None:
             return landed

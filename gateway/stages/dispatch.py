@@ -93,6 +93,8 @@ class Dispatch:
             hardness = float(np.dot(request.embedding.vector, self._hardness))
         score = complexity(features_of(call.question or call.prompt, call.max_tokens, hardness))
         request.trace.complexity = score
+        if request.light_only:
+            return Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
         return self._choose(request, call, score)
 
     def _choose(self, request: Request, call: Call, score: float) -> Decision:

@@ -10,7 +10,7 @@ from gateway.background import Background
 from gateway.bodies import close_body, drain
 from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.errors import BackendError, Refused, StoreUnavailable
+from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
 from gateway.messages import Bypass, CacheDirectives, Entry, Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
@@ -87,7 +87,7 @@ class ExactLookup:
     ) -> Response:
         try:
             response = await forward(replace(request, stale_at_hand=True))
-        except BackendError as error:
+        except (BackendError, LimitReached) as error:
             if self._front.banned(entry):  # removed while the backend was asked
                 raise
             LOG.warning("served stale", extra={"fields": {"id": request.id, "error": error.message}})

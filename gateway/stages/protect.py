@@ -49,5 +49,6 @@ class Protect:
         headers = [("Content-Type", "application/json")]
         if error.retry_after_s is not None:
             headers.append(("Retry-After", str(error.retry_after_s)))
+        headers += error.headers
         body = Whole(dialect.error(error.kind, error.message))
         return Response(error.status, tuple(headers), body, Provenance(Verdict.MISS, reason=error.kind))

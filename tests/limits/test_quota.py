@@ -158,7 +158,7 @@ class Scripts:
         return self._client.eval(script.replace(TIME, at), len(keys), *keys, *arguments)  # type: ignore[no-any-return]
 
     def take(self, demands: Sequence[Demand]) -> Taken:
-        granted, now, *told = self._run(TAKE, [d.key for d in demands], arguments_of(demands, {}, 3_600_000))
+        granted, now, *told = self._run(TAKE, [d.key for d in demands], arguments_of(demands, 3_600_000))
         assert int(now) == self.now_us
         return Taken(
             bool(granted), tuple(Told(bool(o), v) for o, v in zip(told[::2], told[1::2], strict=True)), int(now)
