@@ -18,11 +18,10 @@ from gateway.admin.quality import Quality
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.background import run_within
-from gateway.chains import Parts, build_parts, dispatch_of, route_chains
+from gateway.chains import Parts, build_parts, route_chains
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
-from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
@@ -89,9 +88,6 @@ class Gateway:
             before_scrape=self.gauges.sample,
             routes=[
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
-                *ExplainRequests(
-                    lambda: self.policy, lambda route: dispatch_of(route, parts), lambda: parts.space.embedder, parts.clock
-                ).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
             ],
