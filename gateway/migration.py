@@ -51,7 +51,7 @@ class Migration:
 
     async def run(self) -> None:
         """Returns once every entry has had its turn; what fails is tried again until the store answers to the end."""
-        begun, passes = self._clock.monotonic(), 0
+        begun, passes, self.complete = self._clock.monotonic(), 0, False
         while not self.complete:
             self._newcomers.overflowed, self._failed = False, 0
             try:

@@ -63,15 +63,20 @@ class Succession:
     async def _fill(self) -> None:
         """A method of its own: what runs for ever must not keep the former space in memory."""
         await self.recovery.run()  # what a process before this one has done
-        await self._migration.run()
-        await until_it_answers(self.recovery.reconcile)  # what other gateways have done
-        await self._spaces.serving.learning.save()
-        await self._migration.catch_up()
+        complete = False
+        while not complete:
+            await self._migration.run()
+            await until_it_answers(self.recovery.reconcile)  # what other gateways have done
+            await self._spaces.serving.learning.save()
+            await self._migration.catch_up()
+            complete = not self._spaces.newcomers.overflowed
 
     def _swap(self) -> None:
         """Without a pause in it: every request is either before it or after."""
         former = self._spaces.serving
         former.learning.retire()
+        if former.checkpoints is not None:
+            former.checkpoints.complete = False  # its file goes: nothing more is to be written there
         serving = self._spaces.swap()
         self._swapped()
         LOG.info(

@@ -23,6 +23,7 @@ from gateway.cache.control.evidence import Evidence
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
+from gateway.recovery import Recovery
 from gateway.spaces import Newcomers
 from tests.fixtures.chromium import find_or_install_chromium, load
 from tests.fixtures.entries import entry_of, vector_of
@@ -278,6 +279,29 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
         await followed(served)
         await all_found(served, *QUESTIONS, *late)
         assert len(upstream.chats) == calls
+
+
+async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_parts, "Newcomers", partial(Newcomers, 1))
+    await fill(start(HASH))
+    reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
+
+    async def while_they_come(self: Recovery) -> None:
+        nonlocal times
+        times += 1
+        if times == 3:  # the serving index, the one that is coming, and that one once more before the swap
+            for question in late:
+                assert is_miss(await served.chat(question))
+        await reconcile(self)
+
+    monkeypatch.setattr(Recovery, "reconcile", while_they_come)
+    async with gateway_of(start(ONNX, HASH)) as served:
+        await followed(served)
+        assert times == 4
+        assert served.gateway.parts.space.index.size == len(QUESTIONS) + len(late)
+        await all_found(served, *QUESTIONS, *late)
 
 
 async def test_two_gateways_on_one_store_swap_each_by_itself(
