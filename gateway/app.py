@@ -22,6 +22,7 @@ from gateway.chains import Parts, build_parts, route_chains
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
+from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
@@ -88,6 +89,7 @@ class Gateway:
             before_scrape=self.gauges.sample,
             routes=[
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
+                *ExplainRequests(lambda: self.policy, parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
             ],

@@ -125,7 +125,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     caching = route.exact_ttl_s is not None or route.semantic is not None
 
     def dispatch(bypass: Bypass | None) -> Handler:
-        return Dispatch(route, parts.pools, parts.promises, clock, telemetry, parts.space.hardness, bypass)
+        return dispatch_of(route, parts, bypass)
 
     exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
@@ -187,6 +187,11 @@ def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage
         return [], []
     counts = [CountRequests(route, parts.quotas, parts.telemetry)] if any(r.count_hits for r in route.limits) else []
     return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
+
+
+def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
+    """What the misses of a route end in."""
+    return Dispatch(route, parts.pools, parts.promises, parts.clock, parts.telemetry, parts.space.hardness, bypass)
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:

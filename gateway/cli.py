@@ -17,13 +17,15 @@ import uvloop
 
 from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
+from gateway.admin_client import place_of
 from gateway.cache_commands import register
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
 from gateway.errors import Refused
-from gateway.explain import Explanation, explain
+from gateway.explain import explain, explain_by_gateway
 from gateway.explain_pair import checked, explain_by, explain_offline
+from gateway.explanation import Explanation
 from gateway.faults import ConfigInvalid
 from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
@@ -94,7 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
     explained.add_argument("--stored", metavar="PROMPT", help="instead of a request: one whose answer is stored,")
     explained.add_argument("--asked", metavar="PROMPT", help="and one that is asked: would that answer be served?")
     explained.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
-    explained.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, which has learnt")
+    explained.add_argument(
+        "--admin", metavar="URL", help="ask the gateway with this admin port: what it has learnt, what it predicts"
+    )
     explained.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
 
     register(commands, shared)
@@ -149,17 +153,21 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    of_pair = (arguments.stored, arguments.asked, arguments.route, arguments.admin, arguments.token_env)
+    of_pair = (arguments.stored, arguments.asked, arguments.route)
     if arguments.request is None or any(value is not None for value in of_pair):
         return run_explain_pair(arguments)
-    explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
+    if arguments.admin is None:
+        explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
+    else:
+        place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+        explanation = asyncio.run(explain_by_gateway(place, arguments.request))
     print(orjson.dumps(explanation.as_json()).decode() if arguments.json else explanation.as_text())
     return GOOD if arguments.expect is None else _expectation(explanation, arguments.expect)
 
 
 def run_explain_pair(arguments: argparse.Namespace) -> int:
     if arguments.stored is None or arguments.asked is None or arguments.request or arguments.expect:
-        print("usage: nearhit explain REQUEST.json [--expect BACKEND]", file=sys.stderr)
+        print("usage: nearhit explain REQUEST.json [--expect BACKEND] [--admin URL]", file=sys.stderr)
         print('       nearhit explain --stored "..." --asked "..." [--route NAME] [--admin URL]', file=sys.stderr)
         return USAGE
     pair = checked(Pair(arguments.stored, arguments.asked, arguments.route))

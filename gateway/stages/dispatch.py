@@ -10,7 +10,7 @@ import numpy as np
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, OnlyIfCached, OutOfTime, StaleWanted
 from gateway.lane import asked_of
-from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Vector, Verdict
+from gateway.messages import Bypass, Choice, Provenance, Request, Response, Vector, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
 from gateway.ports import Clock
@@ -87,7 +87,7 @@ class Dispatch:
         if call.operation == "embeddings":
             return only(best)  # vectors of two models cannot be mixed
         if len(target.tiers) == 1:
-            return self._choose(request, call, 0.0)
+            return self._choose(request, 0.0)
         hardness = 0.0
         if self._hardness is not None and request.embedding is not None:
             hardness = float(np.dot(request.embedding.vector, self._hardness))
@@ -95,29 +95,28 @@ class Dispatch:
         request.trace.complexity = score
         if request.light_only:
             return Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
-        return self._choose(request, call, score)
+        return self._choose(request, score)
 
-    def _choose(self, request: Request, call: Call, score: float) -> Decision:
-        target, now = self._route.target, self._clock.monotonic()
-        remaining = Remaining(
-            None if request.deadline is None else request.deadline - now,
-            None if request.ttft_deadline is None else request.ttft_deadline - now,
-            request.tpot_s,
-        )
-        predictions = self._predicted(request, call, remaining, now)
+    def _choose(self, request: Request, score: float) -> Decision:
+        """Nothing is predicted where there is no budget to hold it against."""
+        target, remaining = self._route.target, _remaining(request, self._clock.monotonic())
+        predictions: Sequence[Prediction | None] = [None] * len(target.tiers)
+        if remaining.bounded:
+            request.trace.outlook = outlook = self.outlook(request)
+            if outlook is not None:
+                predictions = [outlook.predictions[name] for name in target.backends]
         decision = choose(target, target.escalate_above, score, remaining, predictions, self._route.promise.late)
         waits = [self._pools[name].wait_s(request) for name in target.backends]
         return relieved(decision, target, waits, remaining)
 
-    def _predicted(self, request: Request, call: Call, remaining: Remaining, now: float) -> Sequence[Prediction | None]:
-        """What each tier would take; nothing is asked where there is no budget to hold it against."""
-        names, asked = self._route.target.backends, asked_of(call, self._route.name)
-        if asked is None or not remaining.bounded:
-            return [None] * len(names)
-        required = self._promises.sureness(self._route).required
-        predictions = [self._pools[name].predict(asked, now, required) for name in names]
-        request.trace.outlook = Outlook(remaining, dict(zip(names, predictions, strict=True)), required)
-        return predictions
+    def outlook(self, request: Request) -> Outlook | None:
+        """What each backend would take now; None where latencies are not predicted."""
+        asked = asked_of(request.call, self._route.name)
+        if asked is None:
+            return None
+        now, required = self._clock.monotonic(), self._promises.sureness(self._route).required
+        predictions = {n: self._pools[n].predict(asked, now, required) for n in self._route.target.backends}
+        return Outlook(_remaining(request, now), predictions, required)
 
     def _say_if_late(self, request: Request) -> None:
         """No backend is predicted to be in time. Raises where the policy would rather not ask any."""
@@ -157,3 +156,11 @@ class Dispatch:
             instead = instead or Choice.FALLBACK
             await close_body(response.body)
         return await self._pools[names[-1]].call(request), names[-1], instead
+
+
+def _remaining(request: Request, now: float) -> Remaining:
+    return Remaining(
+        None if request.deadline is None else request.deadline - now,
+        None if request.ttft_deadline is None else request.ttft_deadline - now,
+        request.tpot_s,
+    )

@@ -61,7 +61,6 @@ def test_a_route_that_is_not_there_is_one_sentence(config: list[str], capsys: py
         ["request.json", "--stored", "a", "--asked", "b"],
         ["--stored", "a", "--asked", "b", "--expect", "light"],
         ["request.json", "--route", "default"],
-        ["request.json", "--admin", "http://127.0.0.1:9090"],
     ],
     ids=" ".join,
 )

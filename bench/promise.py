@@ -1,0 +1,211 @@
+"""How often a latency budget is kept, and how much of the large model is used for it, against load: light alone, large
+alone, half of each at random, and nearhit. A real gateway before two endpoints on real sockets, each with workers, one
+queue, and service times that are drawn once for each request (lognormal); requests come when they come (Poisson).
+
+`make bench-promise`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import re
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from bench.__main__ import body, free_port, server
+from bench.queues import Arrival, Outcome, Scenario, Station, oracle, outcome
+from bench.servers import BODY
+
+LOADS = (0.3, 0.7, 1.0, 1.5)  # of what the large one can bear
+WARM = 0.2  # share of the requests that are not counted: the gateway has to see the backends first
+MODES = {
+    "light alone": "backend: light",
+    "large alone": "backend: large",
+    "half of each": "backend: large",
+    "nearhit": "light: light, large: large, escalate_above: 0",
+    "nearhit, each request": "light: light, large: large, escalate_above: 0, confidence_of: request",
+}
+LEARNS = frozenset({"nearhit", "nearhit, each request"})
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}, max_inflight: 4096}}
+embedder: {{adapter: hash}}
+backends:
+  light: {{adapter: openai, url: http://127.0.0.1:{light}/v1, max_concurrency: 1024}}
+  large: {{adapter: openai, url: http://127.0.0.1:{large}/v1, max_concurrency: 1024}}
+"""
+POLICY = """
+version: 1
+routes:
+  - {{name: light, match: {{headers: {{x-half: light}}}}, route: {{backend: light}}}}
+  - {{name: default, match: {{}}, route: {{{target}}}}}
+"""
+NUMBER = re.compile(rb"number (\d+)\.")
+
+
+@dataclass
+class Endpoint:
+    """Answers when its queue says so. `services`: seconds of a worker, by the request's number."""
+
+    port: int
+    station: Station
+    services: list[float] = field(default_factory=list)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with await asyncio.start_server(self._connection, "127.0.0.1", self.port):
+            yield
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                _, sent = await _message(reader)
+                found = NUMBER.search(sent)
+                if found is None:
+                    raise AssertionError("expected a request with a number")
+                service = self.services[int(found[1])]
+                await asyncio.sleep(self.station.take(loop.time(), service))
+                writer.write(HEAD + BODY)
+        writer.close()
+
+
+HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of what has a Content-Length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    at = head.index(b"content-length:")
+    return head, await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
+
+
+@dataclass
+class Client:
+    """Connections are kept for later requests."""
+
+    port: int
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+
+    async def ask(self, number: int, budget_s: float, half: str) -> bytes:
+        """-> the answer's head, in lower case."""
+        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+        sent = body(f"number {number}.")
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"x-latency-budget-ms: {1e3 * budget_s:.3f}\r\nx-half: {half}\r\nContent-Length: {len(sent)}\r\n\r\n"
+        )
+        writer.write(head.encode() + sent)
+        answer, _ = await _message(reader)
+        self.idle.append((reader, writer))
+        return answer
+
+
+@contextlib.contextmanager
+def gateway(light: int, large: int, target: str) -> Iterator[int]:
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(POLICY.format(target=target))
+        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, light=light, large=large))
+        with server(["gateway", "serve", "--config", str(home / "config.yaml")], port):
+            until = time.monotonic() + 60  # a busy machine takes its time
+            while time.monotonic() < until:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+                    break
+                time.sleep(0.1)
+            yield port
+
+
+async def one_run(client: Client, light: Endpoint, large: Endpoint, arrivals: list[Arrival], half: bool) -> list[Row]:
+    """Sends each request at its time, whatever became of those before it."""
+    loop, draw = asyncio.get_running_loop(), random.Random(5)
+    light.services, large.services = [a.light_s for a in arrivals], [a.large_s for a in arrivals]
+    start = loop.time() + 0.2
+
+    async def one(number: int, arrival: Arrival) -> Row:
+        due = start + arrival.at
+        await asyncio.sleep(due - loop.time())
+        possible = (
+            light.station.would_take(due, arrival.light_s) <= arrival.budget_s
+            or large.station.would_take(due, arrival.large_s) <= arrival.budget_s
+        )
+        to_light = half and draw.random() < 0.5
+        head = await client.ask(number, arrival.budget_s, "light" if to_light else "no")
+        took = loop.time() - due
+        if not head.startswith(b"http/1.1 200"):
+            raise AssertionError(head.decode())
+        return b"x-nearhit-backend: large" in head, possible, took <= arrival.budget_s
+
+    return await asyncio.gather(*(one(number, arrival) for number, arrival in enumerate(arrivals)))
+
+
+Row = tuple[bool, bool, bool]
+"""Asked the large one, was it possible, was it in time."""
+
+
+async def one_mode(mode: str, scenario: Scenario, count: int, seed: int) -> list[Outcome]:
+    light, large = (Endpoint(free_port(), station) for station in scenario.stations())
+    found = []
+    async with light.serving(), large.serving():
+        with gateway(light.port, large.port, MODES[mode]) as port:
+            client = Client(port)
+            for load in LOADS:
+                arrivals = drawn(scenario, load, count, seed)
+                rows = await one_run(client, light, large, arrivals, half=mode == "half of each")
+                found.append(outcome(rows[int(WARM * len(rows)) :]))
+            for _, writer in client.idle:
+                writer.close()
+    return found
+
+
+def drawn(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
+    """The same requests for every mode, and for the oracle."""
+    return scenario.arrivals(load, count, random.Random(f"{seed} {load}"))
+
+
+def table(scenario: Scenario, results: dict[str, list[Outcome]], count: int, seed: int) -> str:
+    best = [oracle(scenario, drawn(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
+    lines = [
+        f"light {1e3 * scenario.light[0]:.0f} ms x {scenario.light[1]}, large {1e3 * scenario.large[0]:.0f} ms x "
+        f"{scenario.large[1]} (median, workers), spread {scenario.spread}, budgets {scenario.budgets[0]:g} to "
+        f"{scenario.budgets[1]:g} s, {count} requests a cell, the first {WARM:.0%} not counted",
+        f"{'load, of what large can bear':<32}" + "".join(f"{load:>16.1f}" for load in LOADS),
+        f"{'oracle, large used':<32}" + "".join(f"{share:>16.1%}" for share in best),
+    ]
+    for mode, found in results.items():
+        cells = "".join(f"{f'{o.kept:.1%} / {o.large:.1%}':>16}" for o in found)
+        lines.append(f"{mode:<32}{cells}")
+    lines.append("each cell: budgets kept, of those that could be / requests that the large one answered")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-promise", description=__doc__)
+    parser.add_argument("--requests", type=int, default=1500, help="a load, where the gateway has to learn")
+    parser.add_argument("--spread", type=float, default=0.3, help="standard deviation of the logarithm")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    arguments = parser.parse_args()
+    scenario = Scenario((0.03, 8), (0.15, 16), arguments.spread, (0.06, 0.75))
+    results = {
+        mode: uvloop.run(
+            one_mode(mode, scenario, arguments.requests if mode in LEARNS else arguments.requests // 3, arguments.seed)
+        )
+        for mode in arguments.modes
+    }
+    print(table(scenario, results, arguments.requests, arguments.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway.credentials import ANONYMOUS
+from gateway.dialects.known import dialect_of
+from gateway.errors import BadRequest
+from gateway.messages import Bypass, Call, Embedding, Request
+from gateway.policy.model import Route
+from gateway.ports import Clock
+from gateway.routing.choice import Decision
+from gateway.routing.outlook import Outlook
+from gateway.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is decided before anything is sent."""
+
+    route: str
+    file: str  # where the rule is written
+    line: int
+    operation: str
+    tenant: str
+    share: str
+    scope: str
+    fingerprint: str
+    exact: str
+    semantic: str
+    question_tokens: int | None
+    complexity: float | None
+    thresholds: tuple[float, ...]
+    backend: str
+    tier: str | None
+    fallbacks: tuple[str, ...]
+    reason: str
+    late: bool  # no backend is predicted to keep the latency budget
+    outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_text(self) -> str:
+        shown = {
+            "route": f"{self.route} ({self.file}:{self.line})",
+            "operation": self.operation,
+            "tenant": f"{self.tenant}, answers shared by {self.share}",
+            "scope": self.scope or "none",
+            "fingerprint": self.fingerprint or "none",
+            "exact cache": self.exact,
+            "semantic cache": self.semantic,
+            "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
+            "backend": f"{self.backend} ({self.reason}{self._against()})",
+            "then": ", ".join(self.fallbacks) or "nobody",
+            **self._predicted(),
+        }
+        width = max(map(len, shown))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
+
+    def _against(self) -> str:
+        above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
+        return f", escalates above {above}" if above else ""
+
+    def _predicted(self) -> dict[str, str]:
+        if self.outlook is None:
+            return {}
+        left = {name.removesuffix("_s"): f"{value:.3g} s" for name, value in self.outlook["left"].items() if value}
+        shown = {
+            "budgets left": ", ".join(f"{name} {value}" for name, value in left.items()) or "none given",
+            "asked of predictions": f"{self.outlook['confidence']:.0%} confidence",
+        }
+        for name, prediction in self.outlook["backends"].items():
+            shown[f"predicted, {name}"] = "nothing recent is known" if prediction is None else _seconds(prediction)
+        return shown | ({"in time": "nobody, by these predictions"} if self.late else {})
+
+
+def _seconds(prediction: Mapping[str, float]) -> str:
+    if prediction["tpot_s"] == 0:
+        return f"at most {prediction['total_s']:.3g} s"
+    return "at most {total_s:.3g} s, {ttft_s:.3g} s to the first token, {tpot_s:.3g} s for each one after it".format(
+        **prediction
+    )
+
+
+class _NoBody:
+    async def read(self) -> bytes:
+        return b""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return None
+
+
+def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
+    """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
+    `BadRequest`."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where}: expected an object: a request body, or {{path, headers, body}}")
+    # A bare body is what people have at hand; a wrapped one says where it goes and with what.
+    wrapped = value if isinstance(value.get("body"), dict) else {"body": value}
+    headers = wrapped.get("headers", {})
+    if not isinstance(headers, dict):
+        raise BadRequest(f"{where}: headers: expected an object of names and values")
+    request = Request(
+        id="explain",
+        method="POST",
+        path=str(wrapped.get("path", "/v1/chat/completions")),
+        query="",
+        headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
+        source=_NoBody(),
+        received=clock.monotonic(),
+        trace=Trace(clock),
+        body=orjson.dumps(wrapped["body"]),
+    )
+    request.trace.tenant = str(wrapped.get("tenant", ANONYMOUS))
+    dialect = dialect_of(request.method, request.path)
+    if dialect is None:
+        raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
+    return request, dialect.parse(request.path, request.body, request.headers)
+
+
+def explanation_of(
+    request: Request, call: Call, route: Route, embedding: Embedding | None, decision: Decision, outlook: Outlook | None
+) -> Explanation:
+    """`request` with all that its route decides; `outlook` None where no latencies are known."""
+    return Explanation(
+        route=route.name,
+        file=route.file,
+        line=route.line,
+        operation=call.operation,
+        tenant=request.tenant,
+        share=route.share,
+        scope=request.scope,
+        fingerprint=request.fingerprint,
+        exact="off" if route.exact_ttl_s is None else f"on, ttl {route.exact_ttl_s:g} s",
+        semantic=_semantic(route, call, embedding),
+        question_tokens=None if embedding is None else embedding.tokens,
+        complexity=request.trace.complexity,
+        thresholds=route.target.escalate_above,
+        backend=decision.backends[0],
+        tier=decision.tier,
+        fallbacks=decision.backends[1:],
+        reason=decision.reason,
+        late=decision.late,
+        outlook=None if outlook is None else outlook.as_json(),
+    )
+
+
+def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
+    if route.semantic is None:
+        return "off"
+    if call.no_question is not None or (embedding is not None and embedding.partial):
+        return f"not asked: {call.no_question or Bypass.TOO_LONG}"
+    acceptance = route.semantic.acceptance
+    if acceptance.max_wrong_hits is not None:
+        return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
+    return f"on, min_similarity {acceptance.min_similarity}"
