@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.access_log import AccessLog
 from gateway.adapters.system_clock import SystemClock
+from gateway.admin.backends import shown
 from gateway.admin.explain import ExplainHandler
 from gateway.admin.limits import LimitsHandler
 from gateway.admin.quality import Quality
@@ -181,10 +182,7 @@ class Gateway:
                 "warnings": list(map(str, self.policy.warnings)),
             },
             "quality": self.quality.shown(),
-            "backends": {
-                name: {"inflight": pool.inflight, "breaker": pool.state(now).name.lower()}
-                for name, pool in self.parts.pools.items()
-            },
+            "backends": shown(self.parts.pools, now),
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},

@@ -18,10 +18,10 @@ from gateway.evictions import Evictions, evictions_of
 from gateway.flight import Flight
 from gateway.leasing import Leasing
 from gateway.messages import Bypass, Entry, Request
-from gateway.parts import Stores, build_backends
+from gateway.parts import Stores
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
-from gateway.pool import Pool, pools_of
+from gateway.pool import Pool
 from gateway.ports import Clock, Embedder
 from gateway.promises import Promises
 from gateway.quotas import Quotas
@@ -44,6 +44,7 @@ from gateway.stages.render import Render
 from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
 from gateway.unstorable import Unstorable
+from gateway.upstreams import build_pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ async def build_parts(
 ) -> Parts:
     """`embedder`: of the model in use. What is to be ended with the gateway is left to `stack`. Raises
     `StartFailed`."""
-    backends = build_backends(config, environ, clock)
-    for backend in backends.values():
-        stack.push_async_callback(backend.close)
     telemetry, memory = Telemetry(), Memory(ServedHits(), Counterexamples())
+    pools = build_pools(config, environ, clock, telemetry)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
-    ground = Ground(config, stores, memory.counterexamples, backends, prices, telemetry, clock, draw)
+    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw)
     spaces, former = await open_spaces(stack, ground, embedder)
     background = Background()
     stack.push_async_callback(background.close)
@@ -103,7 +104,7 @@ async def build_parts(
         space=spaces.serving,
         spaces=spaces,
         former=former,
-        pools=pools_of(backends, clock, telemetry),
+        pools=pools,
         promises=Promises(clock, telemetry),
         prices=prices,
         flights={},

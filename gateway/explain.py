@@ -17,15 +17,15 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explain_requests import PATH
 from gateway.explanation import Explanation, explanation_of, request_of
 from gateway.messages import Call, Embedding, Request, Vector
-from gateway.parts import build_backends, build_embedder, hardness_of
+from gateway.parts import build_embedder, hardness_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route
-from gateway.pool import pools_of
 from gateway.promises import Promises
 from gateway.routing.choice import Decision
 from gateway.stages.dispatch import Dispatch
 from gateway.stages.policy import routed
 from gateway.telemetry import Telemetry
+from gateway.upstreams import build_pools
 
 
 async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> Explanation:
@@ -77,11 +77,10 @@ async def _decide(
     config: Config, environ: Mapping[str, str], route: Route, request: Request, hardness: Vector | None
 ) -> Decision:
     clock = SystemClock()
-    backends = build_backends(config, environ, clock)
+    telemetry = Telemetry()
+    pools = build_pools(config, environ, clock, telemetry)
     try:
-        telemetry = Telemetry()
-        pools = pools_of(backends, clock, telemetry)
         return Dispatch(route, pools, Promises(clock, telemetry), clock, telemetry, hardness).decide(request)
     finally:
-        for backend in backends.values():
-            await backend.close()
+        for pool in pools.values():
+            await pool.close()

@@ -96,6 +96,10 @@ class _NoBody:
     def stream(self) -> AsyncIterator[bytes] | None:
         return None
 
+    @property
+    def replayable(self) -> bool:
+        return True
+
 
 def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
     """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises

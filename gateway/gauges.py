@@ -35,6 +35,7 @@ class Gauges:
             telemetry.backend_limit.set(name, value=crowd.limit)
             telemetry.backend_queued.set(name, value=crowd.queued)
             telemetry.breaker_state.set(name, value=pool.state(now))
+            self._sample_upstreams(pool, now)
         self._sample_quality()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)
@@ -46,6 +47,16 @@ class Gauges:
             return  # the last figures stand
         telemetry.cache_entries.set("store", value=stored.entries)
         telemetry.cache_bytes.set("store", value=stored.bytes)
+
+    def _sample_upstreams(self, pool: Pool, now: float) -> None:
+        telemetry = self._telemetry
+        for lane in pool.lanes:
+            labels = pool.name, lane.upstream.address
+            telemetry.upstream_state.set(*labels, value=lane.state(now))
+            telemetry.upstream_inflight.set(*labels, value=lane.backend.crowd.inflight)
+            slowest_s = lane.slowest_s()
+            if slowest_s is not None:
+                telemetry.upstream_latency.set(*labels, value=slowest_s)
 
     def _sample_quality(self) -> None:
         telemetry = self._telemetry

@@ -12,10 +12,9 @@ from gateway.bodies import close_body
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judging import MAX_TOKENS, judge_prompt, verdict_of
 from gateway.dialects.openai import CHAT, OpenAI, chat_body
-from gateway.errors import BackendFull, Refused
+from gateway.errors import Refused
 from gateway.messages import CacheDirectives, Entry, Request, Whole
-from gateway.ports import Backend
-from gateway.telemetry import Telemetry
+from gateway.pool import Pool
 
 if TYPE_CHECKING:
     from gateway.stages.admit import Price
@@ -32,14 +31,12 @@ class Judge:
 
     def __init__(
         self,
-        backends: Mapping[str, Backend],
+        pools: Mapping[str, Pool],
         prices: Mapping[str, Price],
-        telemetry: Telemetry,
         mark: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        self._backends = backends
+        self._pools = pools
         self._prices = prices
-        self._telemetry = telemetry
         self._mark = mark
         self._dialect = OpenAI()
 
@@ -58,10 +55,6 @@ class Judge:
         try:
             return await self._send(name, self._request(request, prompt, call.model))
         except Refused as error:
-            full = isinstance(error, BackendFull)
-            self._telemetry.backend_requests.add(
-                name, "full" if full else "timeout" if error.status == 504 else "error"
-            )
             LOG.warning("the judge did not answer", extra={"fields": {"id": request.id, "error": error.message}})
             return NOTHING
 
@@ -84,8 +77,7 @@ class Judge:
     async def _send(self, name: str, request: Request) -> Verdict:
         call = request.call
         assert call is not None
-        response = await self._backends[name].send(request)
-        self._telemetry.backend_requests.add(name, str(response.status))
+        response = await self._pools[name].call(request)
         if response.status != 200 or not isinstance(response.body, Whole):
             await close_body(response.body)
             return NOTHING

@@ -9,13 +9,11 @@ import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.http_backend import HttpBackend, open_session
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_leases import RedisLeases
@@ -23,18 +21,17 @@ from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.thorough_verifier import ThoroughVerifier
-from gateway.adapters.triton_backend import TritonBackend
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
 from gateway.cache.removal import Bans
-from gateway.config import Config, OpenAIBackendConfig
+from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import EmbedderUnavailable
 from gateway.leasing import TTL_S as LEASE_TTL_S
 from gateway.messages import Vector
 from gateway.modelkit.files import MODEL, default_model_dir
-from gateway.ports import Backend, Clock, Embedder, TextEncoder, Verifier
+from gateway.ports import Clock, Embedder, TextEncoder, Verifier
 from gateway.routing.complexity import EASY, HARD, hardness_axis
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
@@ -152,40 +149,6 @@ async def hardness_of(config: EmbeddingModel, embedder: Embedder) -> Vector | No
         LOG.warning("complexity is judged without embeddings", extra={"fields": {"error": str(error)}})
         return None
     return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
-
-
-def build_backends(config: Config, environ: Mapping[str, str], clock: Clock) -> dict[str, Backend]:
-    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment."""
-    return {name: _backend(name, section, config, environ, clock) for name, section in config.backends.items()}
-
-
-def _backend(name: str, section: Any, config: Config, environ: Mapping[str, str], clock: Clock) -> Backend:
-    if isinstance(section, OpenAIBackendConfig):
-        return HttpBackend(
-            name,
-            section.url,
-            session=open_session(section.timeouts.connect, section.max_concurrency),
-            model=section.model,
-            api_key=secret(environ, section.api_key_env, f"backends.{name}.api_key_env"),
-            forward_credentials=config.auth.mode == "passthrough",
-            max_concurrency=section.max_concurrency,
-            timeouts=section.timeouts,
-            clock=clock,
-            adaptive=section.adaptive,
-        )
-    scheme, _, address = section.url.partition("://")
-    return TritonBackend(
-        name,
-        address,
-        tls=scheme == "grpcs",
-        model=section.model,
-        embedding_model=section.embedding_model,
-        tensors=section.tensors,
-        max_concurrency=section.max_concurrency,
-        timeouts=section.timeouts,
-        clock=clock,
-        adaptive=section.adaptive,
-    )
 
 
 def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:

@@ -50,6 +50,10 @@ class HttpBody:
             return _once(self._taken) if self._taken else None
         return self._stream() if self._http.can_read_body else None
 
+    @property
+    def replayable(self) -> bool:
+        return self._taken is not None or not self._http.can_read_body
+
     async def _arriving(self) -> bytes:
         try:
             async with asyncio.timeout(self._timeout_s):

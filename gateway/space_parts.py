@@ -25,7 +25,8 @@ from gateway.judge import Judge
 from gateway.labels import Labels
 from gateway.learning import Learning
 from gateway.parts import Stores, build_embedder, build_verifier, hardness_of
-from gateway.ports import Backend, Clock, Embedder
+from gateway.pool import Pool
+from gateway.ports import Clock, Embedder
 from gateway.spaces import Newcomers, Space, Spaces
 from gateway.stages.admit import Price
 from gateway.telemetry import Telemetry
@@ -40,7 +41,7 @@ class Ground:
     config: Config
     stores: Stores
     counterexamples: Counterexamples
-    backends: Mapping[str, Backend]
+    pools: Mapping[str, Pool]
     prices: Mapping[str, Price]
     telemetry: Telemetry
     clock: Clock
@@ -117,7 +118,7 @@ async def _open(
     life.push_async_callback(learning.save)  # once nothing is learnt any more
     labels = Labels(controls, ground.counterexamples, behind, telemetry)
     comparisons = Comparisons(embedder, labels, telemetry)
-    judge = Judge(ground.backends, ground.prices, telemetry)
+    judge = Judge(ground.pools, ground.prices)
     audits = Audits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
     life.push_async_callback(audits.close)
     hardness = await hardness_of(section, embedder)

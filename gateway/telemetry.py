@@ -157,6 +157,21 @@ class Telemetry(Collector):
         self.backend_limit = Gauge("nearhit_backend_limit", "Calls that may be in flight to a backend now", backend)
         self.backend_queued = Gauge("nearhit_backend_queued", "Requests that wait for a place at a backend", backend)
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
+        upstream = ("backend", "upstream")
+        self.upstream_state = Gauge(
+            "nearhit_upstream_state",
+            "An address of a backend: 0 asked, 1 half-open, 2 open or ejected, 3 told to wait",
+            upstream,
+        )
+        self.upstream_inflight = Gauge("nearhit_upstream_inflight", "Calls in flight to an address", upstream)
+        self.upstream_latency = Gauge(
+            "nearhit_upstream_latency_ewma_seconds",
+            "Time to the first byte by which addresses are compared, of the slowest kind of call",
+            upstream,
+        )
+        self.retries = Counter(
+            "nearhit_retries_total", "Calls sent again, or not for lack of time or budget", ("backend", "outcome")
+        )
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
         self.limited = Counter(
             "nearhit_limited_total",

@@ -24,6 +24,7 @@ from gateway.errors import BackendError, BadRequest, StreamBroken
 from gateway.messages import ByteStream, Event, EventStream, Request, Response, Tunnel, Whole
 from gateway.ports import Clock, Crowd
 from gateway.precedence import Priority
+from gateway.routing.naming import ModelNames
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
@@ -43,7 +44,7 @@ class HttpBackend:
         *,
         speaks: str = "openai",
         session: aiohttp.ClientSession,
-        model: str | None,
+        models: ModelNames,
         api_key: str | None,
         forward_credentials: bool,
         max_concurrency: int,
@@ -57,7 +58,7 @@ class HttpBackend:
         self._base = base  # what stands for /v1
         self._root = base.removesuffix("/v1")  # what stands for /
         self._session = session
-        self._model = model
+        self._models = models
         self._api_key = api_key
         self._not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
         self._not_sent_when_read = self._not_sent | ENCODINGS
@@ -157,7 +158,12 @@ class HttpBackend:
         headers = self._headers(request)
         target, query = path or request.path, "" if path else request.query
         if body is None and call is not None:
-            sent = call.dialect.outgoing(request.path, call, model=self._model, kept=bool(request.fingerprint) or request.metered)
+            sent = call.dialect.outgoing(
+                request.path,
+                call,
+                model=self._models.sent_for(call.model),
+                kept=bool(request.fingerprint) or request.metered,
+            )
             target, data = sent.path, sent.body
             headers += sent.headers
         elif body is None:
@@ -181,10 +187,12 @@ class HttpBackend:
                     if uploads:
                         raise
                     return await attempt()
-        except TimeoutError:
-            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+        except TimeoutError as error:
+            connected = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=connected) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
+            said = f"backend '{self.name}' cannot be reached ({type(error).__name__})"
+            raise BackendError(said, sent=not isinstance(error, aiohttp.ClientConnectorError)) from None
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
         read_here = request.call is not None  # the answer will be, and the request's body was already decoded

@@ -20,6 +20,7 @@ from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.ports import Clock, Crowd, TextAnswer
 from gateway.precedence import Priority
+from gateway.routing.naming import ModelNames
 
 JSON = (("Content-Type", "application/json"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
@@ -56,7 +57,7 @@ class TritonBackend:
         address: str,
         *,
         tls: bool,
-        model: str,
+        models: ModelNames,
         embedding_model: str | None,
         tensors: Tensors,
         max_concurrency: int,
@@ -66,12 +67,12 @@ class TritonBackend:
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls)
-        self._model = model
+        self._models = models
         self._embedding_model = embedding_model
         self._tensors = tensors
         self._timeouts = timeouts
         self._clock = clock
-        self._models: dict[str, _Model] = {}
+        self._described: dict[str, _Model] = {}
         self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
 
     @property
@@ -104,13 +105,13 @@ class TritonBackend:
         return response
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
-        names = [self._model, self._embedding_model]
+        names = [*self._models.known, self._embedding_model]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
 
     async def ready(self) -> bool:
         try:
             async with asyncio.timeout(self._timeouts.connect):
-                return bool(await self._client.is_model_ready(self._model))
+                return bool(await self._client.is_model_ready(self._models.known[0]))
         except (InferenceServerException, TimeoutError, OSError):
             return False
 
@@ -119,8 +120,9 @@ class TritonBackend:
 
     async def _generate(self, request: Request, call: Call, place: Place) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
-        model = await self._describe(self._model)
-        pieces = self._pieces(model, self._inputs(model, call), request.id)
+        name = self._models.sent_for(call.model) or call.model
+        model = await self._describe(name)
+        pieces = self._pieces(name, model, self._inputs(model, call), request.id)
         first = await anext(pieces, None)
         place.answered(request, 200)
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
@@ -157,16 +159,16 @@ class TritonBackend:
             yield event
 
     async def _pieces(
-        self, model: _Model, inputs: list[triton.InferInput], request_id: str
+        self, name: str, model: _Model, inputs: list[triton.InferInput], request_id: str
     ) -> AsyncGenerator[_Piece, None]:
         """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
         `StreamBroken` after it. Closing it cancels the inference."""
         if not model.decoupled:
             async with self._in_time(self._timeouts.first_byte):
-                result = await self._client.infer(self._model, inputs, request_id=request_id)
+                result = await self._client.infer(name, inputs, request_id=request_id)
             yield self._piece(result)
             return
-        stream = self._client.stream_infer(_once(self._model, inputs, request_id))
+        stream = self._client.stream_infer(_once(name, inputs, request_id))
         deadline = self._clock.monotonic() + self._timeouts.total
         limit, started = self._timeouts.first_byte, False
         try:
@@ -206,7 +208,9 @@ class TritonBackend:
     def _piece(self, result: triton.InferResult) -> _Piece:
         answer = result.as_numpy(self._tensors.answer)
         if answer is None:
-            raise BackendError(f"model '{self._model}' has no output '{self._tensors.answer}'", retryable=False)
+            raise BackendError(
+                f"model '{result.get_response().model_name}' has no output '{self._tensors.answer}'", retryable=False
+            )
         finish = _scalar(result, FINISH_REASON)
         return _Piece(
             text="".join(part.decode("utf-8", "replace") for part in answer.flatten()),
@@ -234,18 +238,18 @@ class TritonBackend:
 
     async def _describe(self, name: str) -> _Model:
         """A model's configuration, read once; a failure is not remembered."""
-        if name not in self._models:
+        if name not in self._described:
             async with self._in_time(self._timeouts.connect):
                 config = (await self._client.get_model_config(name)).config
             types = {tensor.name: tensor.data_type for tensor in config.input}
             limit_type = types.get(self._tensors.max_tokens)
-            self._models[name] = _Model(
+            self._described[name] = _Model(
                 decoupled=config.model_transaction_policy.decoupled,
                 batched=config.max_batch_size > 0,
                 inputs=frozenset(types),
                 max_tokens_type=model_config_pb2.DataType.Name(limit_type).removeprefix("TYPE_") if limit_type else "",
             )
-        return self._models[name]
+        return self._described[name]
 
     @asynccontextmanager
     async def _in_time(self, seconds: float) -> AsyncIterator[None]:

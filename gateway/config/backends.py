@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
 from gateway.config.fields import EnvironmentName, Text
+from gateway.config.upstreams import (
+    GrpcUpstream,
+    GrpcUpstreams,
+    HttpUpstream,
+    HttpUpstreams,
+    ModelMap,
+    Retries,
+    Sticky,
+    address_problems,
+)
 from gateway.config.urls import GrpcUrl, HttpUrl
 from gateway.units import PositiveDuration, Switch
-from gateway.validation import Section, one_of
+from gateway.validation import Problem, Section, one_of
 
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 _Concurrency = Annotated[int, Field(ge=1, le=100_000)]
@@ -44,27 +55,53 @@ class OpenAIBackendConfig(Section):
     """An endpoint that speaks OpenAI's protocol."""
 
     adapter: Literal["openai"]
-    url: HttpUrl = Field(examples=["https://api.openai.com/v1"])
+    url: HttpUrl | None = None
+    upstreams: HttpUpstreams | None = None  # instead of `url`
     model: Text | None = None  # sent upstream; None: the name that the client sent
+    models: ModelMap = Field(default_factory=dict)
     api_key_env: EnvironmentName | None = None  # None: the client's own credentials go upstream
-    max_concurrency: _Concurrency = 64
+    max_concurrency: _Concurrency = 64  # of each upstream
     adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
+    sticky: Sticky = "off"
+    retries: Retries = Field(default_factory=Retries)
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from address_problems(given, "https://api.openai.com/v1")
+
+    @property
+    def addresses(self) -> tuple[HttpUpstream, ...]:
+        """Its upstreams, at least one."""
+        return self.upstreams or (HttpUpstream(url=self.url or ""),)
 
 
 class TritonBackendConfig(Section):
     """A text-generation model on a Triton server, and the model there that embeds."""
 
     adapter: Literal["triton"]
-    url: GrpcUrl = Field(examples=["grpc://127.0.0.1:8001"])
+    url: GrpcUrl | None = None
+    upstreams: GrpcUpstreams | None = None  # instead of `url`
     model: Text = Field(examples=["large"])
+    models: ModelMap = Field(default_factory=dict)
     embedding_model: Text | None = None
     tensors: Tensors = Field(default_factory=Tensors)
-    max_concurrency: _Concurrency = 64
+    max_concurrency: _Concurrency = 64  # of each upstream
     adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
+    sticky: Sticky = "off"
+    retries: Retries = Field(default_factory=Retries)
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from address_problems(given, "grpc://127.0.0.1:8001")
+
+    @property
+    def addresses(self) -> tuple[GrpcUpstream, ...]:
+        """Its upstreams, at least one."""
+        return self.upstreams or (GrpcUpstream(url=self.url or ""),)
 
 
 class _Adapter(Section):

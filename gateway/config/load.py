@@ -102,6 +102,10 @@ def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
     for name, backend in config.backends.items():
         if isinstance(backend, OpenAIBackendConfig) and backend.api_key_env:
             yield ("backends", name, "api_key_env"), backend.api_key_env
+        if isinstance(backend, OpenAIBackendConfig):
+            for i, upstream in enumerate(backend.upstreams or ()):
+                if upstream.api_key_env:
+                    yield ("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env
 
 
 def _resolved(config: Config, folder: Path) -> Config:

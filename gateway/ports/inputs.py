@@ -25,6 +25,10 @@ class BodySource(Protocol):
     def stream(self) -> AsyncIterator[bytes] | None:
         """As it comes, undecoded; None where there is none."""
 
+    @property
+    def replayable(self) -> bool:
+        """Whether `stream` gives the same body each time: it is here already, or there is none."""
+
 
 class TextEncoder(Protocol):
     """The synchronous half of an embedder. One thread at a time calls it; it may take milliseconds."""

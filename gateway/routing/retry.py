@@ -49,13 +49,14 @@ class RetryBudget:
         """A call came; its retries are none."""
         _count(self._asked, now)
 
-    def spend(self, now: float) -> bool:
-        """Whether a retry may be made now; it counts as made."""
+    def left(self, now: float) -> bool:
+        """Whether a retry may be made now."""
         allowed = max(MINIMUM, self._share * _recent(self._asked, now)) if self._share > 0 else 0
-        if _recent(self._retried, now) + 1 > allowed:
-            return False
+        return _recent(self._retried, now) + 1 <= allowed
+
+    def spend(self, now: float) -> None:
+        """A retry is made."""
         _count(self._retried, now)
-        return True
 
 
 def _count(seconds: deque[tuple[float, int]], now: float) -> None:

@@ -237,6 +237,10 @@ class NoBody:
     def stream(self) -> AsyncIterator[bytes] | None:
         return None
 
+    @property
+    def replayable(self) -> bool:
+        return True
+
 
 # Hits
 

@@ -21,6 +21,7 @@ from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
 from gateway.messages import EventStream, Request, Whole
 from gateway.ports import Backend
+from gateway.routing.naming import ModelNames
 from gateway.trace import Trace
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
@@ -33,7 +34,7 @@ def http_backend(url: str) -> HttpBackend:
         "b",
         url,
         session=open_session(1.0, 4),
-        model=None,
+        models=ModelNames(),
         api_key=None,
         forward_credentials=True,
         max_concurrency=4,
@@ -47,7 +48,7 @@ def triton_backend(port: int) -> TritonBackend:
         "b",
         f"127.0.0.1:{port}",
         tls=False,
-        model="light",
+        models=ModelNames("light"),
         embedding_model="embedder",
         tensors=Tensors(),
         max_concurrency=4,
@@ -94,6 +95,10 @@ class NoBody:
 
     def stream(self) -> AsyncIterator[bytes] | None:
         return None
+
+    @property
+    def replayable(self) -> bool:
+        return True
 
 
 def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:

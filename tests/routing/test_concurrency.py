@@ -83,7 +83,7 @@ async def test_a_full_light_tier_is_relieved_by_large_and_not_held_to_be_broken(
         await until(lambda: len(light.calls) == LIMIT and len(served.gateway.parts.flights) == HELD)
         relieved = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
         assert {answer.headers["x-nearhit-backend"] for answer in relieved} == {"large"}
-        lane = served.gateway.parts.pools["light"].lane
+        lane = served.gateway.parts.pools["light"].lanes[0]
         assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is State.CLOSED
         light.gate.set()
         assert {answer.headers["x-nearhit-backend"] for answer in await asyncio.gather(*held)} == {"light"}

@@ -91,7 +91,7 @@ def reasons(served: Served) -> dict[tuple[str, str], float]:
 def observe(served: Served, name: str, seconds: float, *, streamed: bool = False) -> None:
     """As if the backend had answered so a hundred times."""
     for _ in range(100):
-        served.gateway.parts.pools[name].lane.latency.observe(
+        served.gateway.parts.pools[name].lanes[0].latency.observe(
             Asked(stream=streamed, route="default"),
             load=0,
             ttft_s=seconds,
@@ -254,7 +254,7 @@ async def test_a_call_that_its_client_gave_up_tells_that_it_takes_longer(
     timed: Served, light: Upstream, clock: FakeClock
 ) -> None:
     observe(timed, "light", 0.1)
-    lane = timed.gateway.parts.pools["light"].lane
+    lane = timed.gateway.parts.pools["light"].lanes[0]
     asked = Asked(route="default")
     before = lane.predict(asked, clock.monotonic(), 0.95)
     light.gate.clear()

@@ -1,0 +1,103 @@
+"""The addresses of a backend, and how calls are shared among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from gateway.config.fields import EnvironmentName, Text
+from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
+from gateway.faults import show
+from gateway.units import Share
+from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+
+MAX_UPSTREAMS = 256
+_Weight = Annotated[float, Field(gt=0, le=1000)]
+
+
+class HttpUpstream(Section):
+    """One address of an HTTP endpoint."""
+
+    url: HttpUrl = Field(examples=["https://host/v1"])
+    weight: _Weight = 1.0  # its part of the calls, against the others'
+    api_key_env: EnvironmentName | None = None  # None: as the backend says
+
+
+class GrpcUpstream(Section):
+    """One Triton server."""
+
+    url: GrpcUrl = Field(examples=["grpc://host:8001"])
+    weight: _Weight = 1.0
+
+
+class Retries(Section):
+    """How often a call is sent again, before its first byte."""
+
+    budget: Share = 0.2  # of the calls of the last ten seconds; 0: never
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2  # of one call, the first one included
+
+
+def _http_upstream(value: object) -> HttpUpstream:
+    """A bare URL stands for a mapping of nothing else."""
+    return HttpUpstream(url=http_url(value)) if isinstance(value, str) else HttpUpstream.model_validate(value)
+
+
+def _grpc_upstream(value: object) -> GrpcUpstream:
+    return GrpcUpstream(url=grpc_url(value)) if isinstance(value, str) else GrpcUpstream.model_validate(value)
+
+
+def _word_or_off(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
+    return "off" if value is False else value
+
+
+def _models(value: object) -> object:
+    """Checked here, so that the path of a fault is the mapping: a glob may have dots in it."""
+    if isinstance(value, dict):
+        for glob, name in value.items():
+            if not isinstance(glob, str) or not isinstance(name, str) or not glob or not name:
+                raise ValueError(f"expected globs with the name of a model each, got {show(glob)}: {show(name)}")
+    return value
+
+
+HttpUpstreams = Annotated[
+    tuple[Annotated[HttpUpstream, PlainValidator(_http_upstream, json_schema_input_type=HttpUpstream | str)], ...],
+    NOT_EMPTY,
+    Field(strict=False, max_length=MAX_UPSTREAMS),
+]
+GrpcUpstreams = Annotated[
+    tuple[Annotated[GrpcUpstream, PlainValidator(_grpc_upstream, json_schema_input_type=GrpcUpstream | str)], ...],
+    NOT_EMPTY,
+    Field(strict=False, max_length=MAX_UPSTREAMS),
+]
+ModelMap = Annotated[Mapping[Text, Text], BeforeValidator(_models)]
+"""Globs of the names that clients say -> the name that is sent upstream; the first match decides."""
+
+Sticky = Annotated[
+    Literal["off", "conversation", "user"],
+    one_of("off", "conversation", "user"),
+    BeforeValidator(_word_or_off, json_schema_input_type=Literal["off", "conversation", "user"] | bool),
+]
+"""What is kept on one upstream, where its KV cache lies."""
+
+
+def address_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
+    """`url` or `upstreams`, and no address twice."""
+    upstreams = given.get("upstreams")
+    if "url" in given and "upstreams" in given:
+        yield Problem("upstreams", "stands instead of 'url', expected one of the two")
+    elif "url" not in given and "upstreams" not in given:
+        yield Problem(None, f"'url' is required, e.g. url: {example}, or 'upstreams' with several of them")
+    if not isinstance(upstreams, list | tuple):
+        return
+    seen: set[str] = set()
+    for upstream in upstreams:
+        url = upstream.get("url") if isinstance(upstream, Mapping) else upstream
+        if isinstance(url, str) and url.rstrip("/") in seen:
+            yield Problem(
+                "upstreams", f"{show(url)} is there twice, expected each address once; 'weight' gives it more"
+            )
+        elif isinstance(url, str):
+            seen.add(url.rstrip("/"))

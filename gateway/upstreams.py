@@ -1,0 +1,99 @@
+"""Builds the pools of the backends that a configuration names: an adapter for each of their upstreams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.triton_backend import TritonBackend
+from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.upstreams import GrpcUpstream, HttpUpstream
+from gateway.lane import Lane, Upstream
+from gateway.parts import secret
+from gateway.pool import Pool, PoolRules
+from gateway.ports import Clock
+from gateway.routing.naming import ModelNames
+from gateway.telemetry import Telemetry
+
+
+def build_pools(
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    telemetry: Telemetry,
+    draw: Callable[[], float] = random.random,
+) -> dict[str, Pool]:
+    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment."""
+    return {
+        name: Pool(
+            name,
+            [Lane(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
+            clock,
+            telemetry,
+            PoolRules(section.sticky, section.retries.budget, section.retries.attempts),
+            draw,
+        )
+        for name, section in config.backends.items()
+    }
+
+
+def _upstreams(
+    name: str,
+    section: OpenAIBackendConfig | TritonBackendConfig,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list[Upstream]:
+    if isinstance(section, TritonBackendConfig):
+        return [_triton(name, section, address, clock) for address in section.addresses]
+    shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
+    upstreams = []
+    for i, address in enumerate(section.addresses):
+        own = secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
+        upstreams.append(_http(name, section, address, own or shared, config.auth.mode == "passthrough", clock))
+    return upstreams
+
+
+def _http(
+    name: str,
+    section: OpenAIBackendConfig,
+    address: HttpUpstream,
+    api_key: str | None,
+    passthrough: bool,
+    clock: Clock,
+) -> Upstream:
+    backend = HttpBackend(
+        name,
+        address.url,
+        session=open_session(section.timeouts.connect, section.max_concurrency),
+        models=_names(section),
+        api_key=api_key,
+        forward_credentials=passthrough,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    return Upstream(backend, address.url, address.weight, own_account=api_key is not None or not passthrough)
+
+
+def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
+    scheme, _, server = address.url.partition("://")
+    backend = TritonBackend(
+        name,
+        server,
+        tls=scheme == "grpcs",
+        models=_names(section),
+        embedding_model=section.embedding_model,
+        tensors=section.tensors,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    return Upstream(backend, address.url, address.weight)
+
+
+def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+    return ModelNames(section.model, tuple(section.models.items()))
