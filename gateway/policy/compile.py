@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gateway.faults import Fault
 from gateway.policy.limits import compiled_limits
@@ -19,7 +20,7 @@ from gateway.policy.model import (
     one_backend,
     pattern,
 )
-from gateway.policy.schema import MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
+from gateway.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
 from gateway.yaml_source import Source
@@ -38,7 +39,6 @@ def not_in_force(file: PolicyFile, source: Source) -> Iterator[Fault]:
     """What the file asks for and does not get yet: accepted, since it is part of the format, but never silently."""
     for index, rule in enumerate(file.routes):
         asked = {
-            ("route", "large_share"): rule.route.large_share is not None,
             ("record",): rule.record,
         }
         for path, is_asked in asked.items():
@@ -78,7 +78,13 @@ def _target(rule: TargetRule) -> Target:
         return one_backend(rule.backend)
     assert rule.light is not None and rule.large is not None  # the schema has both or a backend
     threshold = DEFAULT_THRESHOLD if rule.escalate_above is None else rule.escalate_above
-    return light_and_large(rule.light, rule.large, threshold, rule.large_share)
+    return replace(
+        light_and_large(rule.light, rule.large, threshold),
+        large_share=rule.large_share,
+        quality=rule.quality,
+        audit=_audit(rule.audit),
+        learn=rule.learn,
+    )
 
 
 def _match(rule: MatchRule) -> Match:
@@ -97,11 +103,14 @@ def _anything(_: str) -> bool:
 
 
 def _semantic(rule: SemanticRule) -> Semantic:
-    audit = rule.audit
     return Semantic(
         rule.ttl,
         Acceptance(rule.min_similarity, rule.max_wrong_hits),
-        Audit() if audit is None else Audit(audit.share, audit.per_hour, audit.cost_per_day, audit.judge),
+        _audit(rule.audit),
         rule.learn,
         rule.coalesce,
     )
+
+
+def _audit(rule: AuditRule | None) -> Audit:
+    return Audit() if rule is None else Audit(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.faults import Fault, KeyPath, show, unknown
 from gateway.yaml_source import Source
 
-JUDGE = ("cache", "semantic", "audit", "judge")
+JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
 _Rule = tuple[Source, KeyPath, dict[str, Any]]
 
 
@@ -69,7 +69,7 @@ def _no_default(source: Source) -> Iterator[Fault]:
 
 def _unknown_backends(rules: Sequence[_Rule], backends: Sequence[str]) -> Iterator[Fault]:
     for source, path, rule in rules:
-        for keys in (("route", "backend"), ("route", "light"), ("route", "large"), JUDGE):
+        for keys in (("route", "backend"), ("route", "light"), ("route", "large"), *JUDGES):
             name = _at(rule, keys)
             if isinstance(name, str) and name not in backends:
                 yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))

@@ -37,9 +37,9 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Which semantic hits are checked against a fresh answer, and what that may cost."""
+    """Which answers are checked against a fresh one, and what that may cost: semantic hits, or the light model's."""
 
-    share: float = 0.0  # of the hits, in [0, 1]
+    share: float = 0.0  # of them, in [0, 1]
     per_hour: int | None = None  # calls, those of the judge included; None: no bound
     cost_per_day: float | None = None  # US dollars, the judge's included; None: no bound
     judge: str | None = None  # the backend that is asked where the comparison cannot tell
@@ -110,7 +110,11 @@ class Target:
 
     tiers: tuple[Tier, ...]  # from the lightest to the best; one: nothing to choose between
     escalate_above: tuple[float, ...] = ()  # complexities in [0, 1], ascending: above each, one tier further
-    large_share: float | None = None  # share of misses for the large one, in [0, 1]; not in force yet
+    # Instead of a threshold that stands, one that follows the traffic; one of them at most.
+    large_share: float | None = None  # share of the misses that the large one answers, in [0, 1]
+    quality: float | None = None  # part of the gap between both models' answers that is kept, in [0, 1]
+    audit: Audit = Audit()  # which of the light model's answers are compared with the large one's
+    learn: bool = True  # whether labels move what scores are taken to mean; off: as it stands
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -128,8 +132,8 @@ def one_backend(name: str) -> Target:
     return Target((Tier(name, name),))
 
 
-def light_and_large(light: str, large: str, escalate_above: float, large_share: float | None = None) -> Target:
-    return Target((Tier("light", light), Tier("large", large)), (escalate_above,), large_share)
+def light_and_large(light: str, large: str, escalate_above: float) -> Target:
+    return Target((Tier("light", light), Tier("large", large)), (escalate_above,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class ExactRule(Section):
 
 
 class AuditRule(Section):
-    """Which semantic hits are checked against a fresh answer, and what that may cost."""
+    """Which answers are checked against a fresh one, and what that may cost: semantic hits, or the light model's."""
 
     share: Share = Field(examples=["2%"])
     per_hour: Annotated[int, Field(ge=1)] | None = None
@@ -109,6 +109,9 @@ class CacheRule(Section):
             yield Problem("replay_rate", "has no meaning at full speed, expected replay: paced beside it")
 
 
+RULES = ("escalate_above", "large_share", "quality")  # by which the large model is chosen
+
+
 class TargetRule(Section):
     """Who answers what the caches do not: one backend, or a light and a large one."""
 
@@ -117,6 +120,9 @@ class TargetRule(Section):
     large: Text | None = None
     escalate_above: Annotated[float, Field(ge=0, le=1)] | None = None
     large_share: Share | None = None
+    quality: Share | None = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule)] = None
+    learn: Switch = True
     latency_budget: PositiveDuration | None = None
     confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999)] = 0.95
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
@@ -129,7 +135,7 @@ class TargetRule(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         has = {key for key, value in given.items() if value is not None}
-        tiers = has & {"light", "large", "escalate_above", "large_share"}
+        tiers = has & {"light", "large", *RULES, "audit", "learn"}
         if "backend" in has:
             for key in sorted(tiers):
                 yield Problem(key, "backend names the only one already, expected either it or light and large")
@@ -138,8 +144,9 @@ class TargetRule(Section):
         else:
             for key in sorted({"light", "large"} - has):
                 yield Problem(None, f"{key!r} is required beside {min(tiers)!r}, e.g. {key}: {key}")
-        if {"escalate_above", "large_share"} <= has and "backend" not in has:
-            yield Problem("large_share", "escalate_above decides already, expected one of the two")
+        first, *others = [rule for rule in RULES if rule in has] or [""]
+        for other in others if "backend" not in has else ():
+            yield Problem(other, f"{first} decides already, expected one of {', '.join(RULES)}")
 
 
 class MatchRule(Section):
@@ -149,6 +156,11 @@ class MatchRule(Section):
     model: Text | None = None
     tenant: Text | None = None
     headers: Mapping[Text, Text] = Field(default={})
+
+
+def _caches(cache: object) -> bool:
+    """Whether answers are stored. `cache` as written."""
+    return isinstance(cache, dict) and any(isinstance(cache.get(kind), dict) for kind in ("exact", "semantic"))
 
 
 class RouteRule(Section):
@@ -167,6 +179,9 @@ class RouteRule(Section):
         target, limits = given.get("route"), given.get("limits")
         if isinstance(target, dict) and target.get("backend") is not None:
             yield from without_tiers(limits)
+        cache = given.get("cache")
+        if isinstance(target, dict) and target.get("audit") is not None and not _caches(cache):
+            yield Problem("route", "audit compares answers that are stored, expected cache.exact or cache.semantic on")
         yield from counted_twice(limits)
 
 

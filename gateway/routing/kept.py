@@ -40,7 +40,7 @@ class Kept:
 def threshold_for(quality: float, scores: Scores, fit: Fit) -> float:
     """The highest score above which at least this part of the gap lies, over the last requests; in [-1, 1]: below 0 for
     all of them."""
-    ordered = np.asarray(scores.ordered)
+    ordered: Floats = np.asarray(scores.ordered)
     worth = fit(ordered)[::-1].cumsum()  # of the hardest one, two, three, ...
     enough = int(np.searchsorted(worth, quality * worth[-1] - 1e-12)) + 1 if quality > 0 else 0
     if enough == 0:
@@ -80,4 +80,4 @@ class Routed:
 
     def _part(self, fit: Fit) -> float:
         worse = fit(_CENTRES)
-        return float(min(1.0, (self.large @ worse) / (self.all @ worse)))
+        return min(1.0, float(self.large @ worse) / float(self.all @ worse))

@@ -140,11 +140,31 @@ def test_a_promise_learns_unless_it_is_told_not_to(written: str, learns: bool) -
     assert policy.routes[0].semantic.learns is learns
 
 
-def test_a_share_for_the_large_model_warns_and_complexity_decides() -> None:
-    target = "{light: light, large: large, large_share: 30%}"
+@pytest.mark.parametrize(
+    ("written", "above", "share", "quality"),
+    [
+        ("", 0.5, None, None),
+        (", escalate_above: 0.7", 0.7, None, None),
+        (", large_share: 30%", 0.5, 0.3, None),
+        (", quality: 0.95", 0.5, None, 0.95),
+    ],
+)
+def test_one_rule_chooses_the_large_model(
+    written: str, above: float, share: float | None, quality: float | None
+) -> None:
+    target = f"{{light: light, large: large{written}}}"
     policy = policy_from_text(text(rule("default").replace("{backend: main}", target)), "p.yaml", config())
-    assert [warning.path[-1] for warning in policy.warnings] == ["large_share"]
-    assert policy.routes[0].target.escalate_above == (0.5,)
+    found = policy.routes[0].target
+    assert (found.escalate_above, found.large_share, found.quality) == ((above,), share, quality)
+    assert (found.learn, found.audit, policy.warnings) == (True, Audit(), ())
+
+
+def test_what_a_route_learns_from_is_read() -> None:
+    target = "{light: light, large: large, quality: 90%, learn: off, audit: {share: 5%, per_hour: 20, judge: large}}"
+    cached = rule("default", more="    cache: {exact: {ttl: 1h}}\n").replace("{backend: main}", target)
+    found = policy_from_text(text(cached), "p.yaml", config()).routes[0].target
+    assert (found.quality, found.learn) == (0.9, False)
+    assert found.audit == Audit(share=0.05, per_hour=20, judge="large")
 
 
 def test_the_policies_of_the_repository_are_good_without_a_warning() -> None:
@@ -189,7 +209,7 @@ SCALARS = st.one_of(
 KEYS = st.sampled_from(
     ["name", "match", "cache", "route", "record", "exact", "semantic", "ttl", "max_wrong_hits", "min_similarity",
      "audit", "share", "per_hour", "cost_per_day", "judge", "learn",
-     "light", "large", "backend", "escalate_above", "large_share", "latency_budget", "headers",
+     "light", "large", "backend", "escalate_above", "large_share", "quality", "latency_budget", "headers",
      "model", "path", "tenant", "lite", "expose_headers", "stale_if_error", ""]
 )  # fmt: skip
 TREES = st.recursive(

@@ -1,0 +1,157 @@
+"""A route's way to the large model: what its rule asks for, what labels change of it, and what is kept of that."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.cache.control.route_control import SnapshotInvalid
+from gateway.policy.model import Target, light_and_large
+from gateway.routing.escalation import RouteEscalation
+
+FIXED = light_and_large("light", "large", 0.5)
+SHARE = replace(FIXED, large_share=0.3)
+QUALITY = replace(FIXED, quality=0.9)
+BASIS = "model/1"
+
+
+def route() -> RouteEscalation:
+    return RouteEscalation(BASIS)
+
+
+def met(control: RouteEscalation, count: int, seed: int = 1, target: Target = QUALITY, begin: float = 0.0) -> float:
+    """So many requests, three seconds apart -> when the last one came."""
+    r, now = random.Random(seed), begin
+    for k in range(count):
+        now, score = begin + 3.0 * k, r.random()
+        wish = control.wish(target, score, now)
+        control.count(wish, score, now, large=wish.large)
+    return now
+
+
+def test_a_threshold_that_is_written_is_what_it_says_whatever_labels_say() -> None:
+    control = route()
+    for _ in range(500):
+        control.observe(0.3, True, "audit")
+    assert control.threshold(FIXED, 0.0) == 0.5
+    assert [control.wish(FIXED, score, 0.0).large for score in (0.5, 0.51)] == [False, True]
+
+
+def test_labels_move_the_threshold_of_a_quality_down_and_up() -> None:
+    control = route()
+    met(control, 600)
+    before, r = control.threshold(QUALITY, 0.0), random.Random(2)
+    for _ in range(400):
+        score = r.random()
+        control.observe(score, r.random() < 0.4 + 0.6 * score, "audit")
+    worse = control.threshold(QUALITY, 0.0)
+    control.reset()
+    met(control, 600)
+    for _ in range(400):
+        score = r.random()
+        control.observe(score, r.random() < (0.9 if score > 0.7 else 0.03), "audit")
+    better = control.threshold(QUALITY, 0.0)
+    assert worse + 0.05 < before < better - 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0, 5)), max_size=100))
+def test_no_label_moves_the_threshold_beyond_what_the_bounds_of_the_map_allow(
+    labels: list[tuple[float, bool, float]],
+) -> None:
+    control = route()
+    met(control, 60)
+    for score, worse, weight in labels:
+        control.observe(score, worse, "feedback", weight)
+    assert -1.0 <= control.threshold(QUALITY, 0.0) < 1.0
+    fit = control.standing(QUALITY, 0.0).fit
+    assert abs(fit.shift) <= 2 and 0.5 <= fit.slope <= 2
+
+
+def test_a_frozen_route_counts_labels_and_neither_learns_nor_forgets() -> None:
+    control = route()
+    for _ in range(50):
+        control.observe(0.5, True, "audit")
+    learnt = control.standing(QUALITY, 0.0).fit
+    control.learning = False
+    for _ in range(500):
+        control.observe(0.5, False, "feedback")
+    met(control, 400)
+    standing = control.standing(QUALITY, 0.0)
+    assert standing.fit == learnt and not standing.learning
+    assert standing.labels == {"audit": 50, "feedback": 500}
+
+
+def test_what_a_label_that_weighs_nothing_says_is_counted_alone() -> None:
+    control = route()
+    control.observe(0.5, True, "feedback", weight=0.0)
+    standing = control.standing(QUALITY, 0.0)
+    assert (standing.fit.shift, standing.labels) == (0.0, {"feedback": 1})
+
+
+def test_what_was_learnt_comes_through_a_restart() -> None:
+    control, again = route(), route()
+    met(control, 300)
+    for k in range(40):
+        control.observe(k / 40, k % 3 == 0, "cascade")
+    again.restore(control.snapshot())
+    before, after = control.standing(QUALITY, 0.0), again.standing(QUALITY, 0.0)
+    assert after.threshold == pytest.approx(before.threshold)
+    assert (after.fit, after.labels, after.version) == (before.fit, before.labels, before.version)
+    assert after.kept == before.kept
+
+
+def test_a_snapshot_of_other_scores_is_refused() -> None:
+    with pytest.raises(SnapshotInvalid, match="expected 'other'"):
+        RouteEscalation("other").restore(route().snapshot())
+
+
+@given(st.binary(max_size=200))
+def test_no_snapshot_breaks_a_route(data: bytes) -> None:
+    control = route()
+    with pytest.raises(SnapshotInvalid):
+        control.restore(data)
+    assert control.standing(SHARE, 0.0).threshold == pytest.approx(0.7, abs=0.06)
+
+
+def test_to_forget_is_to_begin_at_the_start_but_what_was_spent_stays_spent() -> None:
+    control = route()
+    now = 0.0
+    for _ in range(40):  # all of the large model's, for the light one was away
+        control.count(control.wish(SHARE, 0.1, now), 0.1, now, large=True)
+    control.observe(0.5, True, "audit")
+    control.reset()
+    standing = control.standing(SHARE, now)
+    assert (standing.labels, standing.version, standing.fit.shift) == ({}, 0, 0.0)
+    assert standing.large_share == 1.0
+    assert not control.wish(SHARE, 0.99, now).large
+
+
+def test_a_standing_says_which_rule_decides() -> None:
+    control = route()
+    assert (control.standing(FIXED, 0.0).rule, control.standing(FIXED, 0.0).asked) == ("escalate_above", 0.5)
+    assert (control.standing(SHARE, 0.0).rule, control.standing(SHARE, 0.0).asked) == ("large_share", 0.3)
+    assert (control.standing(QUALITY, 0.0).rule, control.standing(QUALITY, 0.0).asked) == ("quality", 0.9)
+    assert math.isnan(control.standing(QUALITY, 0.0).large_share)
+
+
+def test_quality_is_kept_by_what_is_counted() -> None:
+    control = route()
+    now = met(control, 1500)
+    standing = control.standing(QUALITY, now)
+    assert standing.kept.part == pytest.approx(0.9, abs=0.03)
+    assert standing.kept.low < 0.9 < standing.kept.high
+    assert standing.threshold == pytest.approx(math.sqrt(0.1), abs=0.06)
+
+
+def test_another_share_in_the_policy_is_in_force_at_once() -> None:
+    control = route()
+    now = met(control, 300, target=SHARE)
+    more = replace(FIXED, large_share=0.6)
+    met(control, 600, target=more, begin=now)
+    assert control.standing(more, now + 1800).large_share == pytest.approx(0.6, abs=0.12)
