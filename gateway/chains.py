@@ -192,7 +192,7 @@ def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage
 
 def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
     """What the misses of a route end in."""
-    return Dispatch(route, parts.pools, parts.promises, parts.clock, parts.telemetry, parts.space.hardness, bypass)
+    return Dispatch(route, parts.pools, parts.promises, parts.clock, parts.telemetry, parts.space.complexity, bypass)
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:

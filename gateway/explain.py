@@ -16,12 +16,13 @@ from gateway.config.load import load_config
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explain_requests import PATH
 from gateway.explanation import Explanation, explanation_of, request_of
-from gateway.messages import Call, Embedding, Request, Vector
-from gateway.parts import build_embedder, hardness_of
+from gateway.messages import Call, Embedding, Request
+from gateway.parts import build_complexity, build_embedder
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route
 from gateway.promises import Promises
 from gateway.routing.choice import Decision
+from gateway.routing.complexity import ComplexityModel
 from gateway.stages.dispatch import Dispatch
 from gateway.stages.policy import routed
 from gateway.telemetry import Telemetry
@@ -35,8 +36,8 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     request, call = request_of(read_request(path), SystemClock(), str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     request = routed(request, request.body, call, route)
-    embedding, hardness = await _embedded(config, call)
-    decision = await _decide(config, environ, route, replace(request, embedding=embedding), hardness)
+    embedding, complexity = await _embedded(config, call)
+    decision = await _decide(config, environ, route, replace(request, embedding=embedding), complexity)
     return explanation_of(request, call, route, embedding, decision, None)
 
 
@@ -61,26 +62,25 @@ async def explain_by_gateway(place: Place, path: Path) -> Explanation:
         raise CommandFailed(f"{place.admin} answers otherwise than this version expects: {error}") from None
 
 
-async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Vector | None]:
+async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, ComplexityModel]:
     _, embedder = build_embedder(config.embedder)
+    complexity = build_complexity(embedder.fingerprint)
     try:
-        if call.question is None:
-            return None, None
-        return await embedder.embed(call.question), await hardness_of(config.embedder, embedder)
+        return None if call.question is None else await embedder.embed(call.question), complexity
     except EmbedderUnavailable:
-        return None, None
+        return None, complexity
     finally:
         embedder.close()
 
 
 async def _decide(
-    config: Config, environ: Mapping[str, str], route: Route, request: Request, hardness: Vector | None
+    config: Config, environ: Mapping[str, str], route: Route, request: Request, complexity: ComplexityModel
 ) -> Decision:
     clock = SystemClock()
     telemetry = Telemetry()
     pools = build_pools(config, environ, clock, telemetry)
     try:
-        return Dispatch(route, pools, Promises(clock, telemetry), clock, telemetry, hardness).decide(request)
+        return Dispatch(route, pools, Promises(clock, telemetry), clock, telemetry, complexity).decide(request)
     finally:
         for pool in pools.values():
             await pool.close()

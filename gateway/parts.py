@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib
-import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +26,14 @@ from gateway.cache.removal import Bans
 from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
 from gateway.config.schema import EmbeddingModel
-from gateway.errors import EmbedderUnavailable
 from gateway.leasing import TTL_S as LEASE_TTL_S
-from gateway.messages import Vector
 from gateway.modelkit.files import MODEL, default_model_dir
-from gateway.ports import Clock, Embedder, TextEncoder, Verifier
-from gateway.routing.complexity import EASY, HARD, hardness_axis
+from gateway.ports import Clock, TextEncoder, Verifier
+from gateway.routing import complexity
+from gateway.routing.complexity import ComplexityModel
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
 SHARED_FRONT_MAX_AGE_S = 5.0
-
-
-LOG = logging.getLogger("nearhit")
 
 
 class StartFailed(Exception):
@@ -138,17 +133,12 @@ def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedde
     return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
 
 
-async def hardness_of(config: EmbeddingModel, embedder: Embedder) -> Vector | None:
-    """The axis of difficulty among embeddings. Hashed words know none; an embedder that does not answer is no reason
-    not to serve: the text alone is judged then."""
-    if config.adapter == "hash":
-        return None
+def build_complexity(embedder: str) -> ComplexityModel:
+    """For the vectors of one embedder, named by its fingerprint. Raises `StartFailed`."""
     try:
-        vectors = [(await embedder.embed(text)).vector for text in (*EASY, *HARD)]
-    except EmbedderUnavailable as error:
-        LOG.warning("complexity is judged without embeddings", extra={"fields": {"error": str(error)}})
-        return None
-    return hardness_axis(vectors[: len(EASY)], vectors[len(EASY) :])
+        return ComplexityModel(complexity.load_weights(), embedder)
+    except complexity.ComplexityWeightsCorrupt as error:
+        raise StartFailed(str(error)) from None
 
 
 def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:

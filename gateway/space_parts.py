@@ -24,7 +24,7 @@ from gateway.errors import StoreUnavailable
 from gateway.judge import Judge
 from gateway.labels import Labels
 from gateway.learning import Learning
-from gateway.parts import Stores, build_embedder, build_verifier, hardness_of
+from gateway.parts import Stores, build_complexity, build_embedder, build_verifier
 from gateway.pool import Pool
 from gateway.ports import Clock, Embedder
 from gateway.spaces import Newcomers, Space, Spaces
@@ -121,7 +121,6 @@ async def _open(
     judge = Judge(ground.pools, ground.prices)
     audits = Audits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
     life.push_async_callback(audits.close)
-    hardness = await hardness_of(section, embedder)
     jobs = [comparisons.run(), learning.run(), *([] if checkpoints is None else [checkpoints.run()])]
     for job in jobs:
         run_within(life, job)
@@ -133,7 +132,7 @@ async def _open(
         behind=behind,
         verifier=verifier,
         controls=controls,
-        hardness=hardness,
+        complexity=build_complexity(embedder.fingerprint),
         labels=labels,
         comparisons=comparisons,
         audits=audits,

@@ -19,8 +19,8 @@ from gateway.checkpoints import Checkpoints
 from gateway.comparisons import Comparisons
 from gateway.labels import Labels
 from gateway.learning import Learning
-from gateway.messages import Vector
 from gateway.ports import Embedder, ResponseStore, VectorIndex, Verifier
+from gateway.routing.complexity import ComplexityModel
 
 MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB
 
@@ -69,7 +69,7 @@ class Space:
     behind: ResponseStore
     verifier: Verifier
     controls: Controls
-    hardness: Vector | None
+    complexity: ComplexityModel
     labels: Labels
     comparisons: Comparisons
     audits: Audits

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, OnlyIfCached, OutOfTime, StaleWanted
 from gateway.lane import asked_of
-from gateway.messages import Bypass, Choice, Provenance, Request, Response, Vector, Verdict
+from gateway.messages import Bypass, Choice, Provenance, Request, Response, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
 from gateway.ports import Clock
 from gateway.promises import Promises
 from gateway.routing.choice import Decision, choose, only, relieved
-from gateway.routing.complexity import complexity, features_of
+from gateway.routing.complexity import ComplexityModel
 from gateway.routing.latency import Prediction
 from gateway.routing.outlook import Outlook, Remaining
 from gateway.telemetry import Telemetry
@@ -26,8 +24,8 @@ RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class Dispatch:
-    """`hardness` is the axis of `routing.complexity`, None where embeddings say nothing of difficulty; `bypass` says
-    why the caches of this chain are not asked, None where they were."""
+    """`complexity` judges how hard a request is; `bypass` says why the caches of this chain are not asked, None where
+    they were."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class Dispatch:
         promises: Promises,
         clock: Clock,
         telemetry: Telemetry,
-        hardness: Vector | None,
+        complexity: ComplexityModel,
         bypass: Bypass | None = None,
     ) -> None:
         self._route = route
@@ -44,7 +42,7 @@ class Dispatch:
         self._promises = promises
         self._clock = clock
         self._telemetry = telemetry
-        self._hardness = hardness
+        self._complexity = complexity
         self._bypass = bypass
 
     async def __call__(self, request: Request) -> Response:
@@ -88,14 +86,18 @@ class Dispatch:
             return only(best)  # vectors of two models cannot be mixed
         if len(target.tiers) == 1:
             return self._choose(request, 0.0)
-        hardness = 0.0
-        if self._hardness is not None and request.embedding is not None:
-            hardness = float(np.dot(request.embedding.vector, self._hardness))
-        score = complexity(features_of(call.question or call.prompt, call.max_tokens, hardness))
+        score = self._judged(request, call)
         request.trace.complexity = score
         if request.light_only:
             return Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
         return self._choose(request, score)
+
+    def _judged(self, request: Request, call: Call) -> float:
+        """By the question, which is what was embedded; without one by the whole prompt. The vector of a cut text stands
+        for its head, as it did in training; that of a text with unknown words for no text at all."""
+        embedding = request.embedding
+        vector = None if embedding is None or embedding.unreadable else embedding.vector
+        return self._complexity.score(call.question or call.prompt, call.max_tokens, vector)
 
     def _choose(self, request: Request, score: float) -> Decision:
         """Nothing is predicted where there is no budget to hold it against."""

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.complexity import complexity, features_of, hardness_axis
-from tests.fixtures.entries import vector_of
+from gateway.messages import Vector
+from gateway.routing.complexity import (
+    ABOUT_FILE,
+    ARRAYS_FILE,
+    WEIGHTS,
+    ComplexityModel,
+    ComplexityWeightsCorrupt,
+    load_weights,
+    weights_from,
+)
+from gateway.routing.reading import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, Reading
 
-# Of our own, and none of them among the examples in the module.
+ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
+MODEL = ComplexityModel(load_weights(), ENCODER)
+
+# Of our own, and none of them among the graded prompts of training/.
 EASY = [
     "What is the boiling point of water?",
     "Who painted the Mona Lisa?",
@@ -60,17 +77,39 @@ HARD = [
     "Our checkout fails for about 2 % of users since Tuesday. Logs show timeouts in the payment service after a "
     "deploy of the session cache. List hypotheses, rank them, and design the experiments that separate them.",
 ]
+EXAM_EASY = (
+    "Which of the following is the capital of Norway?\nA. Oslo\nB. Bergen\nC. Trondheim\nD. Tromsø\nAnswer:",
+    "The river that flows through Cairo is the\nA. Nile\nB. Congo\nC. Niger\nD. Volta\nAnswer:",
+    "The largest organ of the human body is the\nA. skin\nB. liver\nC. heart\nD. brain\nAnswer:",
+)
+EXAM_HARD = (
+    "Statement 1 | If H and K are subgroups of G of order 12 and 35, then |H ∩ K| = 1. Statement 2 | Every group of "
+    "order 49 is cyclic.\nA. True, True\nB. False, False\nC. True, False\nD. False, True\nAnswer:",
+    "A firm has total costs of 100 + 4q + q^2 and the price is 24. If a tax of 2 per unit is levied, by how much does "
+    "its output fall?\nA. 1\nB. 2\nC. 4\nD. 10\nAnswer:",
+    "Construct a truth table, then say which is equivalent to ~(P ⊃ (Q ∨ ~R)).\nA. P · ~Q · R\nB. ~P ∨ Q ∨ ~R\n"
+    "C. P · Q · ~R\nD. ~P · ~Q · R\nAnswer:",
+)
 
 
-def score(text: str, max_tokens: int | None = None, hardness: float = 0.0) -> float:
-    return complexity(features_of(text, max_tokens, hardness))
+def score(text: str, max_tokens: int | None = None, vector: Vector | None = None) -> float:
+    return MODEL.score(text, max_tokens, vector)
 
 
-def test_hard_prompts_score_above_easy_ones() -> None:
-    """The area under the ROC curve, by the text alone: the share of pairs in the right order."""
+def vector_of(seed: int) -> Vector:
+    """A unit vector of the embedding model's dimension."""
+    drawn = np.random.default_rng(seed).normal(size=384)
+    return np.asarray(drawn / np.linalg.norm(drawn), np.float32)
+
+
+def in_order(easy: list[float], hard: list[float]) -> float:
+    """The area under the ROC curve: the share of pairs in the right order."""
+    return float(np.mean([(h > e) + 0.5 * (h == e) for h in hard for e in easy]))
+
+
+def test_hard_prompts_score_above_easy_ones_by_the_text_alone() -> None:
     easy, hard = list(map(score, EASY)), list(map(score, HARD))
-    area = np.mean([(h > e) + 0.5 * (h == e) for h in hard for e in easy])
-    assert area >= 0.9, sorted(zip(hard, HARD, strict=True))[:5]
+    assert in_order(easy, hard) >= 0.98, sorted(zip(hard, HARD, strict=True))[:5]
 
 
 def test_the_default_threshold_parts_them_usefully() -> None:
@@ -78,20 +117,42 @@ def test_the_default_threshold_parts_them_usefully() -> None:
     assert sum(score(text) > 0.5 for text in HARD) >= 8
 
 
-@given(st.text(max_size=2000), st.none() | st.integers(1, 10**9), st.floats(-1, 1))
-def test_complexity_lies_strictly_between_0_and_1(text: str, max_tokens: int | None, hardness: float) -> None:
-    assert 0.0 < score(text, max_tokens, hardness) < 1.0
+def test_exam_questions_that_need_reasoning_score_above_those_that_name_a_fact() -> None:
+    assert max(map(score, EXAM_EASY)) < min(map(score, EXAM_HARD))
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n" * 5000, "def f(" * 100_000, "```" * 50_000, "1+1" * 100_000])
+def test_length_alone_does_not_make_a_prompt_hard() -> None:
+    thanks = "Thank you very much, that was kind of you, and have a good evening. " * 4
+    assert score(thanks) < 0.5 < score("Prove that there are infinitely many primes of the form 4k + 3, step by step.")
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more"),
+    [
+        (
+            "Tim has 4 apples and buys 3 more. How many apples does he have?",
+            "Tim has 4 crates of 12 apples each. He sells 3/4 of them for 2 dollars each, gives half of the rest to "
+            "each of his 2 sisters, and pays 15 % tax. How much has he left?",
+        ),
+        ("What is 3 plus 4?", "What is the remainder when the sum of the first 100 squares is divided by 7?"),
+    ],
+)
+def test_a_longer_chain_of_sums_scores_higher(fewer: str, more: str) -> None:
+    assert score(more) > score(fewer)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=2000), st.none() | st.integers(1, 10**9), st.booleans())
+def test_complexity_lies_strictly_between_0_and_1(text: str, max_tokens: int | None, embedded: bool) -> None:
+    assert 0.0 < score(text, max_tokens, vector_of(1) if embedded else None) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "\n" * 5000, "def f(" * 100_000, "```" * 50_000, "1+1" * 100_000, "A. x\n" * 10_000, "\ud800", "𝟙²½٣"],
+)
 def test_odd_texts_are_judged_like_all_others(text: str) -> None:
     assert 0.0 < score(text) < 1.0
-
-
-@given(st.floats(-1, 1), st.floats(-1, 1))
-def test_the_nearer_to_hard_examples_the_higher(a: float, b: float) -> None:
-    low, high = sorted((a, b))
-    assert score("Tell me about bees", hardness=low) <= score("Tell me about bees", hardness=high)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 100_000))
@@ -115,14 +176,98 @@ def test_what_asks_for_more_scores_higher(addition: str) -> None:
     assert score("Tell me about bees" + addition) > score("Tell me about bees" + "," * 3)
 
 
-def test_the_axis_points_from_easy_to_hard() -> None:
-    easy, hard = [vector_of(i) for i in range(5)], [vector_of(i) for i in range(5, 10)]
-    axis = hardness_axis(easy, hard)
-    assert float(np.linalg.norm(axis)) == pytest.approx(1.0, abs=1e-5)
-    assert axis.dtype == np.float32
-    assert np.mean([v @ axis for v in hard]) > np.mean([v @ axis for v in easy])
+def test_an_embedding_moves_the_score() -> None:
+    assert len({score("Tell me about bees", None, vector_of(i)) for i in range(4)} | {score("Tell me about bees")}) == 5
 
 
-def test_examples_that_cannot_be_told_apart_give_no_direction() -> None:
-    same = [vector_of(1)] * 3
-    assert float(np.linalg.norm(hardness_axis(same, same))) == 0.0
+@pytest.mark.parametrize("encoder", ["hash/384/v1", "bge-small/onnx-int8/0123456789ab", ""])
+def test_vectors_of_another_model_are_not_read(encoder: str) -> None:
+    model = ComplexityModel(load_weights(), encoder)
+    assert not model.reads_vectors
+    assert model.score("Tell me about bees", None, vector_of(1)) == score("Tell me about bees")
+
+
+def test_a_vector_of_another_length_is_not_read() -> None:
+    assert score("Tell me about bees", None, np.ones(7, np.float32)) == score("Tell me about bees")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Which?\nA. one\nB. two\nC. three\nD. four\nAnswer:",
+        "Which?\n(A) one\n(B) two\n(C) three",
+        "Which?\n  A) one\n  B) two\n",
+        "word " * 2000 + "\nA. one\nB. two\nC. three\nD. four\nAnswer:",
+    ],
+)
+def test_lettered_options_are_read_as_such(text: str) -> None:
+    options = Reading(text, Commonness(["word"])).options
+    assert options is not None
+    assert len(options) == len(OPTION_NAMES)
+
+
+@pytest.mark.parametrize(
+    "text", ["A. one", "1. one\n2. two\n3. three", "Hello", "B. x\nA. y\nD. z", "a man said: A. I"]
+)
+def test_other_texts_have_no_options(text: str) -> None:
+    assert Reading(text, Commonness(["word"])).options is None
+
+
+def test_what_lies_between_head_and_tail_of_a_long_text_changes_nothing() -> None:
+    head, tail = "a" * HEAD, "b" * TAIL
+    middle = "prove that " * 500
+    assert score(head + middle + tail) == score(head + "x" * len(middle) + tail)
+
+
+@given(st.text(max_size=300))
+def test_every_feature_is_a_finite_number(text: str) -> None:
+    features = Reading(text, Commonness(["word"])).features
+    assert features.shape == (len(NAMES),)
+    assert np.isfinite(features).all()
+
+
+def _shipped() -> tuple[bytes, bytes]:
+    return (WEIGHTS / ABOUT_FILE).read_bytes(), (WEIGHTS / ARRAYS_FILE).read_bytes()
+
+
+def test_weights_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
+    about, arrays = _shipped()
+    (tmp_path / ABOUT_FILE).write_bytes(about)
+    (tmp_path / ARRAYS_FILE).write_bytes(arrays[:-1] + b"x")
+    with pytest.raises(ComplexityWeightsCorrupt, match=r"sha256 .* complexity.json says"):
+        load_weights(tmp_path)
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ComplexityWeightsCorrupt, match="cannot be read"):
+        load_weights(tmp_path)
+
+
+def _changed(**arrays: object) -> tuple[bytes, bytes]:
+    about, shipped = _shipped()
+    with np.load(io.BytesIO(shipped), allow_pickle=False) as file:
+        tables = {name: file[name] for name in file.files}
+    out = io.BytesIO()
+    np.savez(out, **{**tables, **arrays})
+    said = json.loads(about) | {"sha256": hashlib.sha256(out.getvalue()).hexdigest()}
+    return json.dumps(said).encode(), out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"names": np.array(["length"])}, "other features"),
+        ({"open/deviation": np.zeros(len(NAMES))}, "above 0"),
+        ({"text/wrong/features": np.ones(3)}, "text/wrong/features must be"),
+        ({"vector/open/vector": np.full(384, np.nan)}, "vector/open/vector must be 384 finite numbers"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(arrays: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        weights_from(*_changed(**arrays))
+
+
+def test_the_weights_weigh_little_and_say_what_they_were_made_from() -> None:
+    about, arrays = _shipped()
+    assert len(arrays) < 2_000_000
+    assert {"outcomes", "graded prompts", "common words"} == set(json.loads(about)["made_from"])

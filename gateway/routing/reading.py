@@ -1,0 +1,193 @@
+"""What of a prompt's text speaks for how hard it is: one pass over its words. Pure.
+
+A text is cut into words, numbers and signs once, and each different one is looked up: a pattern searched for each
+feature would read the text as often as there are features.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.routing import wordlists
+
+FloatArray = npt.NDArray[np.float64]
+
+# A longer text is judged by its head and its tail, where questions are put; its length is known besides.
+HEAD, TAIL = 600, 800
+FEWEST_OPTIONS = 2
+LONGEST_CUE = 40
+SEEN_OPTIONS = 6
+
+_TOKEN = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
+)
+# A line that begins with a letter and a full stop, a bracket or a colon.
+_OPTION = re.compile(r"^[ \t]*[(\[]?([A-J])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
+_CUE = re.compile(r"\s*(?:Answer|Antwort|Respuesta|R\u00e9ponse)\s*:?\s*$")
+_SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
+_FENCE = "```"
+
+KINDS = tuple(wordlists.KINDS)
+SIGNS = {
+    "operators": "=+*/^<>\u2264\u2265\u2260\u00d7\u00f7\u221a\u222b\u2211\u03c0\u00b1%",
+    "logic_signs": "\u2200\u2203\u00ac\u2227\u2228\u2283\u2261\u2192\u2194\u22a2\u2234~\u00b7\u2022&|",
+    "brackets": "()[]",
+    "code_signs": "{};\\`$#",
+    "commas": ",;:\u3001\uff0c",
+    "quotes": '"\u201c\u201d\u2018\u2019\u00ab\u00bb',
+    "ends": ".?!\u3002\uff1f\uff01",
+    "questions": "?\uff1f\u00bf",
+    "money": "$\u20ac\u00a3\u00a5",
+}
+_KIND_OF: Mapping[str, tuple[int, ...]] = {
+    word: tuple(at for at, kind in enumerate(KINDS) if word in wordlists.KINDS[kind])
+    for words in wordlists.KINDS.values()
+    for word in words
+}
+_SIGN_OF: Mapping[str, tuple[int, ...]] = {
+    sign: tuple(at for at, signs in enumerate(SIGNS.values()) if sign in signs)
+    for signs in SIGNS.values()
+    for sign in signs
+}
+_SHOUTED = frozenset({"NOT", "EXCEPT", "LEAST", "FALSE", "INCORRECT", "NEVER", "NO"})
+_ROMAN = frozenset({"I", "II", "III", "IV", "V"})
+DENSE = ("comparison", "quantity", "condition", "person")  # kinds whose share of the words says something of its own
+OPENERS = ("which", "what", "how", "why", "who", "when", "if", "the", "a", "in")
+
+NAMES = (
+    "characters", "words", "word_length", "long_words", "longest_words", "function_words", "variety", "rarity",
+    "rare_share", "rare_count", "sentences", "sentence_length", "last_length", "lines", "asks", "colon", "gap", "fence",
+    "numbers", "number_density", "different_numbers", "large_numbers", "shouted", "roman", "capitals", "acronyms",
+    "single_letters", "foreign_signs",
+    *KINDS, *SIGNS, *(f"{kind}_density" for kind in DENSE), *(f"opens_{word}" for word in OPENERS),
+)  # fmt: skip
+OPTION_NAMES = (
+    "options", "option_length", "option_spread", "option_longest", "option_numbers", "option_only_numbers",
+    "option_negations", "option_all", "option_because", "option_overlap", "option_most_overlap", "option_in_stem",
+    "option_in_stem_spread", "option_rarity", "option_rare_share", "option_capitals", "option_commas",
+    "option_verdicts",
+)  # fmt: skip
+
+
+class Commonness:
+    """How rare a word is, from a list of words that begins with the most frequent ones.
+
+    In natural logarithms of the rank, as frequencies fall with it by Zipf's law; what is not listed comes after it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._ranks = {word: math.log(at + 10.0) for at, word in enumerate(words)}
+        self.unlisted = math.log(len(words) + 10.0) + 0.5
+
+    def __call__(self, word: str) -> float:
+        return self._ranks.get(word, self.unlisted)
+
+
+class Reading:
+    """`features`: (len(NAMES),); `options`: (len(OPTION_NAMES),), None for what is no multiple-choice question."""
+
+    __slots__ = ("features", "options")
+
+    def __init__(self, text: str, rarity: Commonness) -> None:
+        body = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
+        if (cue := _CUE.search(body, max(0, len(body) - LONGEST_CUE))) is not None:
+            body = body[: cue.start()]
+        found = list(_OPTION.finditer(body))
+        exam = len(found) >= FEWEST_OPTIONS and "".join(match[1] for match in found) in "ABCDEFGHIJ"
+        stem = body[: found[0].start()] if exam else body
+        left_out = len(text) - len(body)
+        self.features, known = _of_text(stem, max(0, left_out), rarity)
+        self.options = _of_options([match[2] for match in found[:SEEN_OPTIONS]], known, rarity) if exam else None
+
+
+def _of_text(text: str, left_out: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
+    """And the words that carry the meaning."""
+    tokens = _TOKEN.findall(text)
+    kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
+    words = letters = long = longest = function = rare = numbers = large = 0
+    shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
+    rarities = 0.0
+    content: set[str] = set()
+    for token, count in Counter(tokens).items():
+        first = token[0]
+        if first.isalpha():
+            lower = token.lower()
+            length = len(token)
+            words += count
+            letters += length * count
+            long += count * (length >= 7)
+            longest += count * (length >= 11)
+            for at in _KIND_OF.get(lower, ()):
+                kinds[at] += count
+            if lower in wordlists.FUNCTION:
+                function += count
+            else:
+                content.add(lower)
+                rank = rarity(lower)
+                meant += count
+                rarities += rank * count
+                rare += count * (rank >= rarity.unlisted)
+            if token is not lower and first.isupper():
+                shouted += count * (token in _SHOUTED)
+                roman += count * (token in _ROMAN)
+                upper = length > 1 and token.isupper()
+                acronyms += count * upper
+                capitals += count * (not upper and length > 1)
+            single += count * (length == 1 and lower not in "ai")
+            foreign += count * (not token.isascii())
+        elif first.isdigit():
+            numbers += count
+            different += 1
+            large += count * (len(token) >= 3)
+        else:
+            for at in _SIGN_OF.get(token[0], ()):
+                signs[at] += count
+            foreign += count * (not token.isascii())
+    # What was left out is taken to be like the rest.
+    whole = 1.0 + left_out / max(1, len(text))
+    each = max(1, words)
+    cut = _SENTENCE.split(text.strip())
+    log = math.log1p
+    values = [
+        log(len(text) * whole), log(words * whole), letters / each, long / each, longest / each, function / each,
+        len(content) / max(1, meant), rarities / max(1, meant), rare / max(1, meant), log(rare),
+        log(len(cut) * whole), log(words / len(cut)), log(cut[-1].count(" ") + 1), log(text.count("\n")),
+        float("?" in cut[-1]), float(text.rstrip().endswith(":")), float("__" in text or "..." in text),
+        float(_FENCE in text), log(numbers), numbers / (each + 3), log(different), log(large), log(shouted), log(roman),
+        log(capitals), log(acronyms), log(single), log(foreign),
+        *map(log, kinds), *map(log, signs), *(kinds[KINDS.index(kind)] / (each + 3) for kind in DENSE),
+    ]  # fmt: skip
+    opener = next((token.lower() for token in tokens if token[0].isalpha()), "")
+    values += [float(opener == word) for word in OPENERS]
+    return np.array(values), frozenset(content)
+
+
+def _of_options(options: Sequence[str], stem: frozenset[str], rarity: Commonness) -> FloatArray:
+    cut = [_TOKEN.findall(option[:300]) for option in options]
+    lowered = [[token.lower() for token in tokens] for tokens in cut]
+    sets = [frozenset(tokens) for tokens in lowered]
+    lengths = np.array([len(option) for option in options], float)
+    flat = [token for tokens in lowered for token in tokens]
+    ranks = [rarity(token) for token in flat if token[0].isalpha() and token not in wordlists.FUNCTION] or [0.0]
+    overlaps = [len(a & b) / max(1, len(a | b)) for a, b in combinations(sets, 2)]
+    in_stem = np.array([len(own & stem) / max(1, len(own)) for own in sets])
+    count = len(options)
+    numeric = [any(token[0].isdigit() for token in tokens) for tokens in cut]
+    only = [not any(token[0].isalpha() and len(token) > 3 for token in tokens) for tokens in cut]
+    return np.array([
+        count, math.log1p(lengths.mean()), lengths.std() / (lengths.mean() + 1), math.log1p(lengths.max()),
+        sum(numeric) / count, sum(only) / count,
+        math.log1p(sum(token in wordlists.KINDS["negation"] for token in flat)),
+        float(any("of the above" in option or "both" in option.lower() for option in options)),
+        math.log1p(sum(token in wordlists.BECAUSE for token in flat)),
+        sum(overlaps) / len(overlaps), max(overlaps), in_stem.mean(), in_stem.std(),
+        sum(ranks) / len(ranks), sum(rank >= rarity.unlisted for rank in ranks) / len(ranks),
+        sum(option[0].isupper() for option in options) / count, math.log1p(flat.count(",")),
+        sum(bool(tokens) and tokens[0] in wordlists.VERDICTS for tokens in lowered) / count,
+    ])  # fmt: skip
