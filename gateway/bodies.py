@@ -99,13 +99,13 @@ async def close_body(body: Body) -> None:
 def with_end(response: Response, over: Callable[[], None]) -> Response:
     """Calls `over` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
     body = response.body
+    if isinstance(body, Tunnel):  # of status 101
+        return replace(response, body=Tunnel(Ending(body.upstream, over)))
     if isinstance(body, Whole) or response.status != 200:
         over()
         return response
     if isinstance(body, EventStream):
         return replace(response, body=EventStream(Guarded(body.events, over)))
-    if isinstance(body, Tunnel):
-        return replace(response, body=Tunnel(Ending(body.upstream, over)))
     return replace(response, body=ByteStream(Guarded(body.chunks, over)))
 
 

@@ -107,6 +107,12 @@ class Quotas:
             returns = _spent(demands, grant.taken, returns)
         self._add(returns)
 
+    def give_back(self, grant: Grant, returns: Sequence[Return]) -> None:
+        """What was not used of a grant that is still to be settled."""
+        self._meters.settle(returns, self._now()[0])
+        if not grant.local:
+            self._add(returns)
+
     def note(self, route: str, asked: Sequence[Asked], taken: Taken) -> None:
         """Keeps what is shown to operators."""
         wall = self._clock.wall()

@@ -99,7 +99,7 @@ class Limit:
             account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
             raise
         if response.provenance.backend != self._largest:
-            self._quotas.settle(grant, account.demands, [] if grant.local else not_large(asked, grant.taken))
+            self._quotas.give_back(grant, not_large(asked, grant.taken))
         response = replace(response, headers=with_headers(response.headers, headers_of(asked, grant.taken)))
         return self._counted(request.call, response, account)
 
