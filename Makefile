@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-overload quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -53,6 +53,9 @@ bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a
 
 bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
+
+bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears (two minutes, on an otherwise idle machine)
+	@$(BIN)/python -m bench.overload
 
 # EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
 # banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.

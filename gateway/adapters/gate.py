@@ -123,12 +123,12 @@ class Gate:
             raise
         finally:
             self._turns.pop(ticket, None)
-            self._waiting.remove(ticket)
+            self._waiting.remove(ticket, self._clock.monotonic())
 
     def _join(self, ticket: Ticket, deadline: float, now: float) -> None:
         """Raises `BackendFull` where it may not wait."""
         room = self._waiting.room(self._limit.value, now, self._hold_s)
-        for gone in self._waiting.cut(room):
+        for gone in self._waiting.cut(room, now):
             self._refuse(gone, Shed.STANDING)
         if now + self._after(self._waiting.ahead(ticket.priority, ticket.due)) >= deadline:
             raise self._full(Shed.DEADLINE)
@@ -139,9 +139,10 @@ class Gate:
             self._refuse(outcome, Shed.DISPLACED)
 
     def _admit(self) -> None:
-        for late in self._waiting.expired(self._clock.monotonic()):
+        now = self._clock.monotonic()
+        for late in self._waiting.expired(now):
             self._refuse(late, Shed.DEADLINE)
-        while self.inflight < self._limit.value and (ticket := self._waiting.take()) is not None:
+        while self.inflight < self._limit.value and (ticket := self._waiting.take(now)) is not None:
             turn = self._turns.pop(ticket, None)
             if turn is not None and not turn.done():
                 self.inflight += 1

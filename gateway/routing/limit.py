@@ -142,7 +142,8 @@ class Limit:
         if slower > was + log(PROBE_HELPED):
             self._limit, self._until_probe = limit, PROBE_EVERY
         else:
-            self._rebase()
+            for kind, (n, total) in self._logs.items():
+                self._baselines[kind] = min(self._baselines[kind], total / n)
             self._until_probe = 1
 
     def _adjust(self, slower: float) -> None:
@@ -156,6 +157,8 @@ class Limit:
             self._before_cuts = None
         elif self._before_cuts is None:
             self._before_cuts = self._limit, slower
+        else:  # the backend's queue may still have grown after the first cut
+            self._before_cuts = self._before_cuts[0], max(self._before_cuts[1], slower)
         self._set(self._limit + SMOOTHING * (wanted - self._limit))
         self._until_probe -= 1
         if self._until_probe <= 0:

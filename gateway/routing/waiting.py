@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from gateway.precedence import Priority, Shed
@@ -43,28 +44,32 @@ class Waiting:
     def __init__(self) -> None:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
         self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
-        self._since: float | None = None  # when somebody came to the empty queue; None: it is empty
+        self._since = self._emptied = -inf  # when somebody came to a queue that was at rest; when it last got empty
         self._given = 0  # places to somebody while another class waited
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
     def room(self, places: int, now: float, hold_s: float | None) -> int:
-        """How many may wait for `places`, each held for `hold_s` seconds as a rule; None: not known yet."""
-        standing = self._since is not None and hold_s is not None and now - self._since > max(STANDING_S, hold_s)
+        """How many may wait for `places`, each held for `hold_s` seconds as a rule; None: not known yet. To be asked
+        for each newcomer. What was empty for a moment, because many places came free at once, is no new burst."""
+        interval = max(STANDING_S, hold_s or 0.0)
+        if not len(self) and now - self._emptied > interval:
+            self._since = now
+        standing = hold_s is not None and now - self._since > interval
         return max(AT_LEAST, int(places * (STANDING_PER_PLACE if standing else PER_PLACE)))
 
-    def ahead(self, priority: Priority, due: float = float("inf")) -> int:
+    def ahead(self, priority: Priority, due: float = inf) -> int:
         """How many would have their turn before such a newcomer."""
         before = sum(len(self._classes[higher]) for higher in Priority if higher < priority)
         return before + bisect_left(self._classes[priority], due, key=attrgetter("due"))
 
-    def cut(self, room: int) -> list[Ticket]:
+    def cut(self, room: int, now: float) -> list[Ticket]:
         """Takes out those for whom there is no room any more: who came last, from the lowest class on."""
         gone = []
         while len(self) > room:
             gone.append(self._newest(self._lowest_above_reserve(room)))
-            self.remove(gone[-1])
+            self.remove(gone[-1], now)
         return gone
 
     def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | Shed | None:
@@ -74,9 +79,7 @@ class Waiting:
             victim = self._victim(ticket, room)
             if victim is None:
                 return self._blame(ticket)
-            self.remove(victim)
-        if self._since is None:
-            self._since = now
+            self.remove(victim, now)
         insort(self._classes[ticket.priority], ticket)
         tenants = self._tenants[ticket.priority]
         tenants[ticket.tenant] = tenants.get(ticket.tenant, 0) + 1
@@ -88,10 +91,10 @@ class Waiting:
         for own in self._classes.values():
             while own and own[0].due <= now:
                 late.append(own[0])
-                self.remove(own[0])
+                self.remove(own[0], now)
         return late
 
-    def take(self) -> Ticket | None:
+    def take(self, now: float) -> Ticket | None:
         """Whose turn it is; None where nobody waits."""
         first, *behind = [own for own in self._classes.values() if own] or [[]]
         if not first:
@@ -102,10 +105,10 @@ class Waiting:
             if rest == 0:
                 first = behind[turn % len(behind)]
         ticket = first[0]
-        self.remove(ticket)
+        self.remove(ticket, now)
         return ticket
 
-    def remove(self, ticket: Ticket) -> bool:
+    def remove(self, ticket: Ticket, now: float) -> bool:
         """Whether it was waiting."""
         own, tenants = self._classes[ticket.priority], self._tenants[ticket.priority]
         at = bisect_left(own, ticket)
@@ -116,7 +119,7 @@ class Waiting:
         if not tenants[ticket.tenant]:
             del tenants[ticket.tenant]
         if not len(self):
-            self._since = None
+            self._emptied = now
         return True
 
     def _victim(self, ticket: Ticket, room: int) -> Ticket | None:

@@ -1,0 +1,200 @@
+"""More than a backend can bear: who is served first, who is refused and how, and what is served all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.precedence import Shed
+from gateway.routing.waiting import PER_PLACE
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
+from tests.fixtures.upstream import Upstream, completion, question_of
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(30)
+
+LIMIT = 2
+ROOM = LIMIT * PER_PLACE
+RAISING = BOTH_CACHES.replace("{backend: main}", "{backend: main, client_priority: on}")
+HARD = "Prove step by step why the algorithm terminates, and derive its complexity in detail with all constants."
+
+
+def narrow(upstream: Upstream, **options: Any) -> dict[str, Any]:
+    return {"adapter": "openai", "url": upstream.url, "max_concurrency": LIMIT, **options}
+
+
+def ask(served: Served, question: str, headers: Mapping[str, str] | None = None) -> asyncio.Task[Answer]:
+    return asyncio.create_task(served.chat(question, headers=headers))
+
+
+async def queued(served: Served, count: int, backend: str = "main") -> None:
+    await until(lambda: served.gateway.parts.pools[backend].crowd.queued == count)
+
+
+async def filled(
+    served: Served, upstream: Upstream, waiting: int = 0, backend: str = "main"
+) -> list[asyncio.Task[Answer]]:
+    """All places are taken, and so many wait."""
+    upstream.gate.clear()
+    tasks = [ask(served, f"held {number}") for number in range(LIMIT)]
+    await until(lambda: served.gateway.parts.pools[backend].crowd.inflight == LIMIT)
+    for number in range(waiting):
+        tasks.append(ask(served, f"waiting {number}"))
+        await queued(served, number + 1, backend)
+    return tasks
+
+
+def one_at_a_time(upstream: Upstream) -> asyncio.Semaphore:
+    """Each `release` lets the upstream answer one call; `upstream.calls` says in which order they came."""
+    turns = asyncio.Semaphore(0)
+
+    async def answer(request: Any, call: dict[str, Any]) -> Any:
+        await turns.acquire()
+        return web.json_response(completion(call, "done"))
+
+    upstream.answer = answer
+    return turns
+
+
+async def order_of(served: Served, upstream: Upstream, asked: list[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """The questions in the order in which the backend got them, all having waited for a place."""
+    turns = one_at_a_time(upstream)
+    tasks = [ask(served, f"held {number}") for number in range(LIMIT)]
+    await until(lambda: len(upstream.chats) == LIMIT)
+    for number, (question, headers) in enumerate(asked):
+        tasks.append(ask(served, question, headers))
+        await queued(served, number + 1)
+    for number in range(len(asked)):
+        turns.release()
+        await until(lambda number=number: len(upstream.chats) == LIMIT + number + 1)
+    for _ in range(LIMIT):
+        turns.release()
+    assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
+    return [question_of(call.json) for call in upstream.chats[LIMIT:]]
+
+
+async def test_places_go_by_priority_then_by_deadline_then_by_arrival(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), RAISING) as served:
+        order = await order_of(
+            served,
+            upstream,
+            [
+                ("low", {"x-priority": "low"}),
+                ("first", {}),
+                ("second", {}),
+                ("urgent", {"x-latency-budget-ms": "20000"}),
+                ("high", {"x-priority": "high"}),
+            ],
+        )
+        assert order == ["high", "urgent", "first", "second", "low"]
+
+
+async def test_a_client_may_step_back_and_not_ahead(upstream: Upstream, tmp_path: Path) -> None:
+    """Unless its route's policy says `client_priority: on`."""
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:
+        asked = [("low", {"x-priority": "low"}), ("usual", {}), ("high", {"x-priority": "high"})]
+        assert await order_of(served, upstream, asked) == ["usual", "high", "low"]
+
+
+async def test_a_priority_that_is_none_is_refused(served: Served) -> None:
+    answer = await served.chat("hi", headers={"x-priority": "urgent"})
+    assert answer.status == 400
+    assert "x-priority" in answer.json["error"]["message"]
+
+
+async def test_a_full_queue_refuses_at_once_with_retry_after_and_hits_go_on(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:
+        await served.chat("known")
+        tasks = await filled(served, upstream, waiting=ROOM)
+        refused = await served.chat("one too many")
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json["error"]["type"] == "overloaded_error"
+        assert (await served.chat("known")).cache_status.startswith("nearhit; hit")
+        shed = served.gateway.parts.telemetry.shed.values
+        assert shed == {(Shed.QUEUE_FULL,): 1.0}
+        upstream.gate.set()
+        assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_a_higher_class_takes_the_room_of_a_lower_one(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), RAISING) as served:
+        tasks = await filled(served, upstream, waiting=ROOM)
+        high = ask(served, "important", {"x-priority": "high"})
+        await until(lambda: sum(task.done() for task in tasks) == 1)
+        assert tasks[-1].result().status == 503, "who came last"
+        upstream.gate.set()
+        assert (await high).status == 200
+        assert [task.result().status for task in tasks if not await asyncio.wait([task])] == []
+        assert served.gateway.parts.telemetry.shed.values == {(Shed.DISPLACED,): 1.0}
+
+
+async def test_a_tenant_that_fills_the_queue_makes_room_for_another(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:
+        tasks = await filled(served, upstream, waiting=ROOM)
+        other = ask(served, "hello", {"authorization": "Bearer other"})
+        await until(lambda: sum(task.done() for task in tasks) == 1)
+        greedy = await served.chat("still more")
+        assert greedy.status == 429
+        assert greedy.json["error"]["type"] == "rate_limit_error"
+        assert "Retry-After" in greedy.headers
+        upstream.gate.set()
+        assert (await other).status == 200
+        await asyncio.gather(*tasks)
+
+
+async def test_who_cannot_have_a_place_before_its_deadline_is_refused_at_once(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES, clock=clock) as served:
+        upstream.gate.clear()
+        slow = ask(served, "slow")
+        await until(lambda: len(upstream.chats) == 1)
+        clock.advance(10.0)  # so long an answer takes
+        upstream.gate.set()
+        await slow
+        tasks = await filled(served, upstream)
+        refused = await served.chat("hurry", headers={"x-slo-ttft-ms": "3000"})
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) == 5, "two places, ten seconds each"
+        assert served.gateway.parts.telemetry.shed.values == {(Shed.DEADLINE,): 1.0}
+        upstream.gate.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_light_answers_where_large_has_no_room(light: Upstream, large: Upstream, tmp_path: Path) -> None:
+    backends = {"light": {"adapter": "openai", "url": light.url}, "large": narrow(large)}
+    policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.0")
+    async with gateway_of(config_of(tmp_path, backends), policy) as served:
+        tasks = await filled(served, large, waiting=ROOM, backend="large")
+        answer = await served.chat(HARD)
+        assert answer.status == 200
+        assert answer.headers["x-nearhit-backend"] == "light"
+        assert served.gateway.parts.telemetry.routed.values["default", "light", "overloaded"] == 1.0
+        large.gate.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_with_both_tiers_full_the_client_is_told_when_to_come_back(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    backends = {"light": narrow(light), "large": narrow(large)}
+    policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.0")
+    async with gateway_of(config_of(tmp_path, backends), policy) as served:
+        light.gate.clear()
+        large.gate.clear()
+        tasks = [ask(served, f"held {number}") for number in range(2 * (LIMIT + ROOM))]
+        pools = served.gateway.parts.pools
+        await until(lambda: pools["light"].crowd.queued == pools["large"].crowd.queued == ROOM)
+        refused = await served.chat("one too many")
+        assert refused.status == 503 and "Retry-After" in refused.headers
+        light.gate.set()
+        large.gate.set()
+        assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
