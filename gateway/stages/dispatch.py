@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, OnlyIfCached, OutOfTime, StaleWanted
 from gateway.lane import asked_of
-from gateway.messages import Bypass, Choice, Provenance, Request, Response, Verdict
+from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Verdict
 from gateway.policy.model import Route
 from gateway.pool import Pool
 from gateway.ports import Clock
