@@ -98,7 +98,7 @@ class BackendFull(BackendError):
 
     def __init__(self, message: str, reason: Shed, retry_after_s: int) -> None:
         theirs = reason is Shed.TENANT_SHARE  # others of less appetite are let in
-        super().__init__(message, status=429 if theirs else 503)
+        super().__init__(message, status=429 if theirs else 503, sent=False)
         if theirs:
             self.kind = "rate_limit_error"
         self.reason = reason
@@ -147,3 +147,7 @@ class IndexUnavailable(StoreUnavailable):
 
 class EmbedderUnavailable(Exception):
     """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""
+
+
+class SnapshotInvalid(ValueError):
+    """What was kept of what a route had learnt does not fit this gateway; the route starts from the calibration."""

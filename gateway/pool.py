@@ -124,7 +124,7 @@ class Pool:
             following = self._following(request, lane, tried, again)
             if following is None:
                 return _final(outcome)
-            if not isinstance(outcome, BackendFull):  # that one was never sent
+            if following in tried or not _cost_nothing(outcome):
                 pause_s = self._pause_s(request, retries, outcome)
                 if pause_s is None:
                     return _final(outcome)
@@ -277,6 +277,12 @@ def _repeatable(request: Request, *, sent: bool = True) -> bool:
     if request.call is not None or not sent:
         return True
     return request.method in IDEMPOTENT and request.source.replayable
+
+
+def _cost_nothing(outcome: Outcome) -> bool:
+    """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
+    asked once in this way."""
+    return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
 
 
 def _due(request: Request) -> float:

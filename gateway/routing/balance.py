@@ -16,6 +16,8 @@ from hashlib import blake2b
 
 TIME_CONSTANT_S = 10.0  # Finagle's and linkerd's default
 UNKNOWN_S = 1.0  # where nothing is known of any upstream: all are the same, whatever it says
+EAGERNESS = 0.9  # of what the best takes: so an unknown one is tried before a known one that has as many calls
+SHORTEST_S = 0.001  # what is shorter counts as that: the load decides then, not chance
 BOUND = 1.25  # of the mean load: what Google's and Vimeo's balancers use; 1 moves too much, 2 hardly bounds
 
 
@@ -53,7 +55,7 @@ class PeakEwma:
         what the best upstream takes, so that one which was slow is tried again, at par. (Finagle lets it drift to 0,
         and one that was idle longest would draw a whole burst of calls that take longer than the time constant.)"""
         if self._seconds is None:
-            return best_s
+            return EAGERNESS * best_s
         weight = math.exp(-max(0.0, now - self._at) / TIME_CONSTANT_S)
         return best_s + (self._seconds - best_s) * weight
 
@@ -69,7 +71,7 @@ class Candidate:
 
     @property
     def cost(self) -> float:
-        return self.expected_s * (self.load + 1) / self.weight
+        return max(SHORTEST_S, self.expected_s) * (self.load + 1) / self.weight
 
 
 def cheaper_of_two(candidates: Sequence[Candidate], draw: Callable[[], float]) -> int:

@@ -7,7 +7,7 @@ from enum import Enum
 
 # Finagle's and linkerd's retry budgets: a share of the calls of the last ten seconds, and a few for quiet times.
 WINDOW_S = 10.0
-MINIMUM = 3  # in a window, whatever the share gives
+MINIMUM = 5  # in a window, whatever the share gives: until a breaker opens in a quiet hour
 BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.25  # Envoy's defaults
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})  # RFC 9110 section 9.2.2
 

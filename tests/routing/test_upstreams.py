@@ -1,0 +1,443 @@
+"""One backend with several upstreams, over real sockets, before scripted endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.lane import COOLDOWN_S, FAILURES
+from gateway.routing.breaker import State
+from gateway.routing.retry import MINIMUM
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.triton import free_ports
+from tests.fixtures.upstream import Answer as Script
+from tests.fixtures.upstream import Upstream, completion, serving, stream
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(30)
+
+NO_CACHE = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    route: {backend: main}
+"""
+TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def upstreams() -> AsyncIterator[list[Upstream]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(serving(Upstream(name))) for name in "abc"]
+
+
+def main(upstreams: list[Upstream], **keys: Any) -> dict[str, Any]:
+    return {"main": {"adapter": "openai", "upstreams": [upstream.url for upstream in upstreams], **keys}}
+
+
+def answering(status: int, headers: dict[str, str] | None = None) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=status, headers=headers)
+
+    return answer
+
+
+def taking(seconds: float, clock: FakeClock) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(seconds)
+        return web.json_response(completion(call, "done"))
+
+    return answer
+
+
+async def dropping(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def every_other(status: int) -> Script:
+    count = 0
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        return web.json_response(completion(call, "done"), status=status if count % 2 else 200)
+
+    return answer
+
+
+def counts(upstreams: list[Upstream]) -> list[int]:
+    return [len(upstream.calls) for upstream in upstreams]
+
+
+def retries(served: Served) -> dict[str, float]:
+    return {outcome: count for (_, outcome), count in served.gateway.parts.telemetry.retries.values.items()}
+
+
+async def test_calls_on_their_way_are_spread_over_the_upstreams(upstreams: list[Upstream], tmp_path: Path) -> None:
+    for upstream in upstreams:
+        upstream.gate.clear()
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE) as served:
+        calls = [asyncio.create_task(served.chat(str(i))) for i in range(30)]
+        await until(lambda: sum(counts(upstreams)) == 30)
+        # Three that are alike: of two that are drawn the one with fewer calls is asked.
+        assert all(7 <= count <= 13 for count in counts(upstreams)), counts(upstreams)
+        assert served.gateway.parts.pools["main"].inflight == 30
+        for upstream in upstreams:
+            upstream.gate.set()
+        assert {(await call).status for call in calls} == {200}
+        assert served.gateway.parts.pools["main"].inflight == served.gateway.parts.pools["main"].load == 0
+
+
+async def test_the_slow_one_is_asked_less_and_again_once_it_is_not(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    fast, slow = upstreams[:2]
+    fast.answer, slow.answer = taking(0.1, clock), taking(2.0, clock)
+    async with gateway_of(config_of(tmp_path, main([fast, slow])), NO_CACHE, clock=clock) as served:
+        for i in range(40):
+            await served.chat(str(i))
+        assert len(slow.calls) == 1
+        assert len(fast.calls) == 39
+        slow.answer, fast.answer = taking(0.1, clock), taking(2.0, clock)
+        for i in range(40):
+            await served.chat(str(i))
+        assert len(slow.calls) >= 35
+
+
+async def test_weights_say_who_gets_more(upstreams: list[Upstream], tmp_path: Path) -> None:
+    heavy, light = upstreams[:2]
+    heavy.gate.clear()
+    light.gate.clear()
+    listed = [{"url": heavy.url, "weight": 3}, light.url]
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "upstreams": listed}})
+    async with gateway_of(config, NO_CACHE) as served:
+        calls = [asyncio.create_task(served.chat(str(i))) for i in range(20)]
+        await until(lambda: sum(counts([heavy, light])) == 20)
+        assert counts([heavy, light]) == pytest.approx([15, 5], abs=1)
+        heavy.gate.set()
+        light.gate.set()
+        await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_upstream_that_drops_calls_is_left_out_and_comes_back_by_a_probe(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock, streamed: bool
+) -> None:
+    good, bad = upstreams[:2]
+    bad.answer = dropping
+    async with gateway_of(config_of(tmp_path, main([good, bad])), NO_CACHE, clock=clock) as served:
+        lane = served.gateway.parts.pools["main"].lanes[1]
+        for i in range(100):
+            assert (await served.chat(str(i), stream=streamed)).status == 200
+            clock.advance(0.05)
+            if lane.breaker.state(clock.monotonic()) is State.OPEN:
+                break
+        asked = len(bad.calls)
+        assert lane.breaker.state(clock.monotonic()) is State.OPEN
+        for i in range(20):
+            assert (await served.chat(str(i), stream=streamed)).status == 200
+        assert len(bad.calls) == asked
+        assert served.gateway.parts.pools["main"].state(clock.monotonic()) is State.CLOSED, "the backend as a whole is"
+
+        bad.answer = None
+        clock.advance(COOLDOWN_S)
+        assert (await served.chat("probe")).text == "b answers: probe"
+        assert lane.breaker.state(clock.monotonic()) is State.CLOSED
+
+
+async def test_an_address_where_nobody_listens_costs_no_client_anything(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    gone = [Upstream(url=f"http://127.0.0.1:{port}/v1"), Upstream(url=f"http://127.0.0.1:{port}/v1/x/v1")]
+    async with gateway_of(config_of(tmp_path, main([*gone, upstreams[0]])), NO_CACHE) as served:
+        for i in range(30):
+            assert (await served.chat(str(i))).status == 200
+        assert len(upstreams[0].calls) == 30
+
+
+async def test_half_of_the_answers_failing_costs_a_fifth_more_calls_at_most(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    only = upstreams[0]
+    only.answer = every_other(503)
+    async with gateway_of(config_of(tmp_path, main([only])), NO_CACHE, clock=clock) as served:
+        answers = [(await served.chat(str(i))).status for i in range(100)]
+        assert 100 + MINIMUM < len(only.calls) <= 120
+        assert answers.count(200) > 55
+        assert retries(served)["recovered"] == len(only.calls) - 100
+        assert retries(served)["budget"] > 0
+
+
+async def test_no_retries_where_the_configuration_wants_none(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = every_other(503)
+    for keys in ({"attempts": 1}, {"budget": 0}):
+        config = config_of(tmp_path, main(upstreams[:1], retries=keys))
+        async with gateway_of(config, NO_CACHE) as served:
+            before = len(upstreams[0].calls)
+            assert [(await served.chat(str(i))).status for i in range(4)].count(503) == 2
+            assert len(upstreams[0].calls) == before + 4
+
+
+async def test_who_fails_more_often_than_the_others_is_ejected_and_the_others_never_all(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    """Every other call fails: never enough in a row for the breaker."""
+    upstreams[0].answer = every_other(500)
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
+        lanes = served.gateway.parts.pools["main"].lanes
+        for i in range(300):
+            await served.chat(str(i))
+            if lanes[0].breaker.state(clock.monotonic()) is State.OPEN:
+                break
+        assert [lane.breaker.state(clock.monotonic()) for lane in lanes] == [State.OPEN, State.CLOSED, State.CLOSED]
+        for upstream in upstreams[1:]:
+            upstream.answer = every_other(500)
+        for i in range(100):
+            await served.chat(str(i))
+        assert [lane.breaker.state(clock.monotonic()) for lane in lanes].count(State.OPEN) == 1
+
+
+async def test_retry_after_is_heeded_while_others_are_asked(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    tired, fresh = upstreams[:2]
+    tired.answer = answering(429, {"Retry-After": "30"})
+    async with gateway_of(config_of(tmp_path, main([tired, fresh])), NO_CACHE, clock=clock) as served:
+        for i in range(30):
+            assert (await served.chat(str(i))).status == 200
+        assert len(tired.calls) == 1
+        tired.answer = None
+        fresh.gate.clear()
+        waiting = asyncio.create_task(served.chat("x"))
+        await until(lambda: len(fresh.calls) == 31)
+        clock.advance(30.0)
+        assert (await served.chat("y")).text == "a answers: y"
+        fresh.gate.set()
+        await waiting
+
+
+async def test_when_all_want_to_be_left_alone_the_client_is_told_for_how_long(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    upstreams[0].answer = answering(429, {"Retry-After": "40"})
+    upstreams[1].answer = answering(200, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "20s"})
+    async with gateway_of(config_of(tmp_path, main(upstreams[:2])), NO_CACHE, clock=clock) as served:
+        for i in range(2):
+            await served.chat(str(i))
+        await until(lambda: counts(upstreams[:2]) == [1, 1])
+        clock.advance(5.0)
+        answer = await served.chat("again")
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "15")
+        assert answer.json["error"]["type"] == "rate_limit_error"
+        assert counts(upstreams[:2]) == [1, 1], "nobody was asked"
+        clock.advance(15.0)
+        assert (await served.chat("once more")).status == 200
+
+
+async def test_when_all_want_to_be_left_alone_the_other_tier_is_asked(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    upstreams[0].answer = answering(429, {"Retry-After": "40"})
+    backends = {**main(upstreams[:1]), "other": {"adapter": "openai", "url": upstreams[1].url}}
+    async with gateway_of(config_of(tmp_path, backends), TWO_TIERS, clock=clock) as served:
+        for i in range(3):
+            answer = await served.chat(str(i))
+            assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "other")
+        assert len(upstreams[0].calls) == 1
+
+
+async def test_the_last_answers_retry_after_goes_to_the_client(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = answering(503, {"Retry-After": "7"})
+    async with gateway_of(config_of(tmp_path, main(upstreams[:1])), NO_CACHE) as served:
+        answer = await served.chat("hi")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+        assert len(upstreams[0].calls) == 1
+
+
+async def test_one_clients_limit_is_not_another_ones(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    """Credentials go on to the upstream: the limit that it speaks of is that account's."""
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if request.headers["Authorization"] == "Bearer poor":
+            return web.json_response({}, status=429, headers={"Retry-After": "60"})
+        return web.json_response(completion(call, "done"))
+
+    upstreams[0].answer = answer
+    async with gateway_of(config_of(tmp_path, main(upstreams[:1])), NO_CACHE, clock=clock) as served:
+        poor, rich = {"Authorization": "Bearer poor"}, {"Authorization": "Bearer rich"}
+        assert [(await served.chat("a", headers=poor)).status for _ in range(3)] == [429] * 3
+        assert len(upstreams[0].calls) == 1
+        assert (await served.chat("a", headers=rich)).status == 200
+
+
+def turn(number: int, turns: int) -> list[dict[str, str]]:
+    said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": f"conversation {number}"}]
+    for i in range(turns):
+        said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"turn {i}"}]
+    return said
+
+
+async def test_a_conversation_stays_on_its_upstream_and_moves_when_that_is_down(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(upstreams, sticky="conversation")), NO_CACHE) as served:
+
+        async def ask(number: int, turns: int) -> str:
+            body = {"model": "m", "messages": turn(number, turns)}
+            return (await served.post("/v1/chat/completions", body)).text[0]
+
+        homes = {number: await ask(number, 0) for number in range(20)}
+        assert set(homes.values()) == {"a", "b", "c"}
+        for turns in (1, 2, 3):
+            assert {number: await ask(number, turns) for number in range(20)} == homes
+        upstreams[0].answer = dropping
+        moved = {number: await ask(number, 4) for number in range(20)}
+        assert {number: home for number, home in moved.items() if homes[number] != "a"} == {
+            number: home for number, home in homes.items() if home != "a"
+        }
+        assert "a" not in moved.values()
+        upstreams[0].answer = None
+
+
+async def test_model_names_are_mapped(upstreams: list[Upstream], tmp_path: Path) -> None:
+    models = {"gpt-4o-mini*": "small", "gpt-4o*": "llama-70b"}
+    async with gateway_of(config_of(tmp_path, main(upstreams[:1], models=models)), NO_CACHE) as served:
+        for name in ("gpt-4o-mini", "gpt-4o-2024", "other"):
+            await served.chat("hi", model=name)
+        assert [call.json["model"] for call in upstreams[0].calls] == ["small", "llama-70b", "other"]
+
+
+async def test_upstreams_may_have_keys_of_their_own(upstreams: list[Upstream], tmp_path: Path) -> None:
+    listed = [{"url": upstreams[0].url, "api_key_env": "KEY_A"}, upstreams[1].url]
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "upstreams": listed, "api_key_env": "KEY"}})
+    async with gateway_of(config, NO_CACHE, {"KEY_A": "one", "KEY": "two"}) as served:
+        while not all(counts(upstreams[:2])):
+            await served.chat("hi", headers={"Authorization": "Bearer client"})
+        keys = [upstream.calls[0].headers["Authorization"] for upstream in upstreams[:2]]
+        assert keys == ["Bearer one", "Bearer two"]
+
+
+async def test_what_passes_through_goes_to_an_upstream_that_is_well(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = answering(503)
+    async with gateway_of(config_of(tmp_path, main(upstreams[:2])), NO_CACHE) as served:
+        for _ in range(20):
+            assert (await served.get("/v1/files")).status == 200
+
+
+async def test_what_may_change_something_upstream_is_not_sent_again(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = upstreams[1].answer = answering(503)
+    async with gateway_of(config_of(tmp_path, main(upstreams[:2])), NO_CACHE) as served:
+        assert (await served.post("/v1/fine_tuning/jobs", {"training_file": "f"})).status == 503
+        assert sum(counts(upstreams[:2])) == 1
+        assert (await served.get("/v1/files")).status == 503
+        assert sum(counts(upstreams[:2])) == 3
+
+
+async def test_a_stuck_first_byte_leads_to_another_upstream_within_the_budget(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    stuck, well = upstreams[:2]
+    stuck.gate.clear()
+    listed = [{"url": stuck.url, "weight": 1000}, well.url]
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "upstreams": listed}})
+    async with gateway_of(config, NO_CACHE) as served:
+        answer = await served.chat("hi", headers={"x-latency-budget-ms": "400"})
+        assert answer.text == "b answers: hi"
+        await until(lambda: stuck.cancelled == 1)
+        lane = served.gateway.parts.pools["main"].lanes[0]
+        assert (lane.load, lane.backend.crowd.inflight) == (0, 0)
+        assert lane.record.counts(served.gateway.parts.clock.monotonic()) == (0, 0), (
+            "a hurry is not the upstream's fault"
+        )
+
+
+async def test_no_attempt_begins_once_the_deadline_is_over(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async def late(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(1.0)
+        return web.json_response({}, status=503)
+
+    for upstream in upstreams:
+        upstream.answer = late
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
+        answer = await served.chat("hi", headers={"x-latency-budget-ms": "900"})
+        assert answer.status == 503
+        assert sum(counts(upstreams)) == 1
+        assert retries(served) == {"deadline": 1}
+
+
+async def test_a_client_that_leaves_ends_the_attempt_in_flight(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[1].gate.clear()
+    upstreams[0].answer = dropping
+    async with gateway_of(config_of(tmp_path, main(upstreams[:2])), NO_CACHE) as served:
+        call = asyncio.create_task(served.chat("hi"))
+        await until(lambda: upstreams[1].calls)
+        call.cancel()
+        await until(lambda: upstreams[1].cancelled)
+        pool = served.gateway.parts.pools["main"]
+        await until(lambda: pool.load == 0)
+        assert pool.inflight == 0
+        assert len(upstreams[1].calls) == 1
+
+
+async def test_after_the_first_byte_no_other_upstream_is_asked(upstreams: list[Upstream], tmp_path: Path) -> None:
+    async def cut(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, "one two three four", cut=True)
+
+    for upstream in upstreams:
+        upstream.answer = cut
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE) as served:
+        answer = await served.chat("hi", stream=True)
+        assert b"one" in answer.body
+        assert b"upstream_error" in answer.body
+        assert sum(counts(upstreams)) == 1
+
+
+async def test_all_down_is_said_and_each_answer_counts_once(upstreams: list[Upstream], tmp_path: Path) -> None:
+    for upstream in upstreams:
+        upstream.answer = answering(500)
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE) as served:
+        for i in range(3 * FAILURES + 10):
+            assert (await served.chat(str(i))).status == 500
+        pool = served.gateway.parts.pools["main"]
+        assert pool.state(served.gateway.parts.clock.monotonic()) is State.OPEN
+        for upstream in upstreams:
+            upstream.answer = None
+        assert (await served.chat("hi")).status == 200, "somebody has to answer"
+
+
+async def test_the_admin_port_shows_each_upstream(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = answering(503, {"Retry-After": "60"})
+    async with gateway_of(config_of(tmp_path, main(upstreams[:2])), NO_CACHE) as served:
+        while not all(counts(upstreams[:2])):
+            await served.chat("hi")
+        async with served.session.get(served.admin_url + "/admin/backends") as response:
+            tired, well = (await response.json())["main"]["upstreams"]
+        assert (tired["address"], tired["state"], well["state"]) == (upstreams[0].url, "waits", "closed")
+        assert 0 < tired["waits_s"] <= 60
+        assert well["latency_ewma_ms"] > 0
+        assert (well["inflight"], well["queued"]) == (0, 0)
+        async with served.session.get(served.admin_url + "/metrics") as response:
+            metrics = await response.text()
+        assert f'nearhit_upstream_state{{backend="main",upstream="{upstreams[0].url}"}} 3.0' in metrics
+        assert f'nearhit_upstream_inflight{{backend="main",upstream="{upstreams[1].url}"}} 0.0' in metrics
+        assert f'nearhit_upstream_latency_ewma_seconds{{backend="main",upstream="{upstreams[1].url}"}}' in metrics
