@@ -70,6 +70,11 @@ class Pool:
         return self.lanes[0].backend.http
 
     @property
+    def speaks(self) -> str:
+        """The name of the dialect that it understands, or `text`."""
+        return self.lanes[0].backend.speaks
+
+    @property
     def inflight(self) -> int:
         return self.crowd.inflight
 

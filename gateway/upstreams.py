@@ -66,6 +66,7 @@ def _http(
     backend = HttpBackend(
         name,
         address.url,
+        speaks=section.adapter,
         session=open_session(section.timeouts.connect, section.max_concurrency),
         models=_names(section),
         api_key=api_key,

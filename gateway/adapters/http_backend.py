@@ -53,10 +53,11 @@ class HttpBackend:
         adaptive: bool = True,
     ) -> None:
         self.name = name
-        self._speaks = speaks
+        self.speaks = speaks
         base = url.rstrip("/")
-        self._base = base  # what stands for /v1
         self._root = base.removesuffix("/v1")  # what stands for /
+        # What stands for /v1: OpenAI's is part of the URL that people configure, and may be another path there.
+        self._base = base if speaks == "openai" else f"{self._root}/v1"
         self._session = session
         self._models = models
         self._api_key = api_key
@@ -81,8 +82,8 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Response:
         call = request.call
-        if call is not None and call.dialect.name != self._speaks:
-            raise BadRequest(f"backend '{self.name}' speaks {self._speaks}, and cannot be asked by {call.dialect.name}")
+        if call is not None and call.dialect.name != self.speaks:
+            raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
         if call is None and request.headers.get("upgrade", "").lower() == "websocket":
             upgraded = await self._websocket(request)
             if upgraded is not None:
@@ -165,7 +166,9 @@ class HttpBackend:
                 kept=bool(request.fingerprint) or request.metered,
             )
             target, data = sent.path, sent.body
-            headers += sent.headers
+            if sent.headers:
+                instead = {name.lower() for name, _ in sent.headers}
+                headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
         elif body is None:
             data = request.source.stream()
         attempt = partial(

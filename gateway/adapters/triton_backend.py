@@ -50,6 +50,7 @@ class TritonBackend:
     """Credentials are not forwarded: Triton has none to check."""
 
     http = False
+    speaks = "text"
 
     def __init__(
         self,

@@ -52,9 +52,9 @@ class Tensors(Section):
 
 
 class OpenAIBackendConfig(Section):
-    """An endpoint that speaks OpenAI's protocol."""
+    """An HTTP endpoint that speaks one of the dialects: the adapter is named after it."""
 
-    adapter: Literal["openai"]
+    adapter: Literal["openai", "tfserving", "torchserve"]
     url: HttpUrl | None = None
     upstreams: HttpUpstreams | None = None  # instead of `url`
     model: Text | None = None  # sent upstream; None: the name that the client sent
@@ -107,7 +107,7 @@ class TritonBackendConfig(Section):
 class _Adapter(Section):
     """The one key that decides which class the others are read with."""
 
-    adapter: Annotated[str, one_of("openai", "triton")] = Field(examples=["openai"])
+    adapter: Annotated[str, one_of("openai", "triton", "tfserving", "torchserve")] = Field(examples=["openai"])
 
 
 BackendSection = OpenAIBackendConfig | TritonBackendConfig
@@ -119,7 +119,7 @@ def _by_adapter(value: Any) -> BackendSection:
         return value
     if isinstance(value, dict):
         chosen = _Adapter.model_validate({key: value[key] for key in ("adapter",) if key in value})
-        kind = OpenAIBackendConfig if chosen.adapter == "openai" else TritonBackendConfig
+        kind = TritonBackendConfig if chosen.adapter == "triton" else OpenAIBackendConfig
         return kind.model_validate(value)
     return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from gateway.dialects.openai import OpenAI
+from gateway.dialects.tfserving import TFServing
+from gateway.dialects.torchserve import TorchServe
 from gateway.ports import Dialect
 
 # The first one's shape is that of errors where no dialect is known.
-DIALECTS: tuple[Dialect, ...] = (OpenAI(),)
+DIALECTS: tuple[Dialect, ...] = (OpenAI(), TFServing(), TorchServe())
 
 
 def dialect_of(method: str, path: str) -> Dialect | None:

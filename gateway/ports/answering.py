@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Whether paths that no dialect knows can be passed through to it."""
 
     @property
+    def speaks(self) -> str:
+        """The name of the dialect that it understands; `text` where it is given a prompt and answers with a text."""
+
+    @property
     def crowd(self) -> Crowd: ...
 
     def wait_s(self, priority: Priority) -> float:

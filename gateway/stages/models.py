@@ -14,6 +14,7 @@ from gateway.pipeline import Handler
 from gateway.pool import Pool
 
 PATH = "/v1/models"
+LISTED = ("openai", "text")  # what offers models under OpenAI's names
 
 
 class Models:
@@ -28,10 +29,12 @@ class Models:
     async def __call__(self, request: Request, forward: Handler) -> Response:
         if request.method != "GET" or not (request.path == PATH or request.path.startswith(PATH + "/")):
             return await forward(request)
-        backends = self._backends
+        backends = [backend for backend in self._backends if backend.speaks in LISTED]
+        if not backends:
+            return await forward(request)  # a path of another protocol
         if len(backends) == 1 and backends[0].http:
             return await forward(request)
-        models = await self._merged(request)
+        models = await self._merged(request, backends)
         name = request.path.removeprefix(PATH).lstrip("/")
         if not name:
             return _json({"object": "list", "data": list(models.values())})
@@ -39,8 +42,8 @@ class Models:
             raise NotFound(f"the model {name[:100]!r} does not exist")
         return _json(models[name])
 
-    async def _merged(self, request: Request) -> dict[str, dict[str, Any]]:
-        answers = await asyncio.gather(*(backend.models(request) for backend in self._backends), return_exceptions=True)
+    async def _merged(self, request: Request, backends: Sequence[Pool]) -> dict[str, dict[str, Any]]:
+        answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)
         models: dict[str, dict[str, Any]] = {}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for answer in answers:

@@ -1,0 +1,82 @@
+"""TensorFlow Serving's REST API: predict, classify and regress (https://www.tensorflow.org/tfx/serving/api_rest)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects.json_body import parse_numbers, written
+from gateway.dialects.unstreamed import Unstreamed
+from gateway.errors import BadRequest
+from gateway.messages import Admission, Bypass, Call
+from gateway.ports import Inspection, Outgoing
+
+PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
+# What the bodies must have one of: rows or columns for predict, examples for the others.
+WANTED = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}
+FOUND = {"predict": ("predictions", "outputs"), "classify": ("result", "results"), "regress": ("result", "results")}
+
+
+class TFServing(Unstreamed):
+    """Numbers may be NaN, Infinity and -Infinity, as the server itself writes and reads them beside JSON's own."""
+
+    name = "tfserving"
+
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and PATH.fullmatch(path) is not None
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        found = PATH.fullmatch(path)
+        assert found is not None  # it was claimed
+        model, rest, verb = found.groups()
+        value = parse_numbers(body)
+        given = [key for key in WANTED[verb] if key in value]
+        if len(given) != 1:
+            raise BadRequest(f"the body has {given or 'none'} of {', '.join(WANTED[verb])}: expected one of them")
+        if given[0] != "inputs" and not isinstance(value[given[0]], list):
+            raise BadRequest(f"'{given[0]}' is of the wrong type: expected an array")
+        canonical = written([model, rest, value], canonical=True)
+        return Call(
+            dialect=self,
+            operation=verb,
+            body=value,
+            model=model,
+            stream=False,
+            canonical=canonical,
+            context=canonical,
+            question=None,
+            no_question=Bypass.NO_TEXT,
+            prompt=" ".join(_texts(value[given[0]])),
+            max_tokens=None,
+            user=None,
+        )
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        found = PATH.fullmatch(path)
+        assert found is not None  # it was claimed
+        return Outgoing(f"/v1/models/{model or found[1]}{found[2]}", written(call.body))
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        try:
+            answer = parse_numbers(payload[0])
+        except (BadRequest, IndexError):
+            return Inspection(Admission.MALFORMED, 0, 0)
+        if "error" in answer:
+            return Inspection(Admission.ERROR_STATUS, 0, 0)
+        complete = any(key in answer for key in FOUND[call.operation])
+        return Inspection(Admission.STORED if complete else Admission.MALFORMED, 0, 0)
+
+    def error(self, kind: str, message: str) -> bytes:
+        return orjson.dumps({"error": message})
+
+
+def _texts(value: Any, depth: int = 8) -> Iterator[str]:
+    """The strings of a tensor, which complexity is judged on; what is nested deeper is no tensor of texts."""
+    if isinstance(value, str):
+        yield value
+    elif depth and isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item, depth - 1)

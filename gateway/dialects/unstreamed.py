@@ -1,0 +1,51 @@
+"""What protocols have in common whose answers come in one piece, and of whose contents the gateway knows little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from gateway.errors import BadRequest, Malformed
+from gateway.messages import Admission, Call, Event
+from gateway.ports import Inspection, TextAnswer
+
+
+class Unstreamed:
+    """The part of a `Dialect` that says: there are no streams here, and no text that could be put into another form."""
+
+    name = ""
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        """Whatever came with status 200 and is not empty."""
+        return Inspection(Admission.STORED if payload and payload[0] else Admission.INCOMPLETE, 0, 0)
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        raise Malformed(f"the answer is a stream, which {self.name} does not have")
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        raise Malformed(f"a stream was asked for, which {self.name} does not have")
+
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        return data
+
+    def event(self, call: Call, data: bytes) -> Event:
+        return Event(data)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return True
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        return None
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
+        raise BadRequest(f"a backend that answers in text cannot be asked by {self.name}")
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        raise BadRequest(f"a backend that answers in text cannot be asked by {self.name}")
+
+    def error(self, kind: str, message: str) -> bytes:
+        return orjson.dumps({"error": message})
+
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        return (Event(self.error(kind, message)),)
