@@ -265,7 +265,7 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
         parser.add_argument("--workers", type=int, default=10, help="calls that the backend works on at once")
-        parser.add_argument("--mean", type=float, default=0.2, help="seconds that it works on one")
+        parser.add_argument("--mean", type=float, default=0.4, help="seconds that it works on one")
         parser.add_argument("--sigma", type=float, default=0.5, help="their spread, of the logarithm")
         parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
         parser.add_argument("--adaptive", choices=("on", "off"), default="on")

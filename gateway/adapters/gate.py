@@ -13,7 +13,7 @@ from gateway.messages import Request
 from gateway.ports import Clock, Crowd
 from gateway.precedence import Priority, Shed
 from gateway.routing.limit import Limit
-from gateway.routing.waiting import Ticket, Waiting
+from gateway.routing.waiting import KEPT, Ticket, Waiting
 
 HOLD_WEIGHT = 1 / 16  # of one answer in what is usual
 MAX_RETRY_AFTER_S = 60
@@ -30,12 +30,12 @@ class Place:
         self.lasting = False  # held for as long as a connection, which says nothing of how long others hold one
 
     def answered(self, request: Request, status: int) -> None:
-        """The answer begins. A backend that refuses for load says more than its latency does, and other errors come
-        sooner than answers: neither counts as one."""
+        """The answer begins. A backend that refuses for load (503; 429 is for an account's limit) says more than its
+        latency does, and other errors come sooner than answers: neither counts as one."""
         call, gate = request.call, self._gate
         if gate is None:
             return
-        if status in (429, 503):
+        if status == 503:
             gate.dropped(self.asked)
         elif status < 400 and call is not None:  # what paths that no dialect knows take, nobody can compare
             gate.answered((call.operation, call.stream), self.asked)
@@ -128,7 +128,7 @@ class Gate:
     def _join(self, ticket: Ticket, deadline: float, now: float) -> None:
         """Raises `BackendFull` where it may not wait."""
         room = self._waiting.room(self._limit.value, now, self._hold_s)
-        for gone in self._waiting.cut(room, now):
+        for gone in self._waiting.cut(KEPT * room, now):
             self._refuse(gone, Shed.STANDING)
         if now + self._after(self._waiting.ahead(ticket.priority, ticket.due)) >= deadline:
             raise self._full(Shed.DEADLINE)

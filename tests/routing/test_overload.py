@@ -198,3 +198,33 @@ async def test_with_both_tiers_full_the_client_is_told_when_to_come_back(
         light.gate.set()
         large.gate.set()
         assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_limit_and_queue_are_in_the_metrics(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:
+        tasks = await filled(served, upstream, waiting=3)
+        async with served.session.get(served.admin_url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        assert f'nearhit_backend_limit{{backend="main"}} {LIMIT:.1f}' in lines
+        assert 'nearhit_backend_queued{backend="main"} 3.0' in lines
+        upstream.gate.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_backend_that_says_it_is_overloaded_is_sent_less(upstream: Upstream, tmp_path: Path) -> None:
+    async def refuse(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "busy"}}, status=503)
+
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url, "max_concurrency": 64}})
+    async with gateway_of(config, BOTH_CACHES) as served:
+        pool = served.gateway.parts.pools["main"]
+        before = pool.crowd.limit
+        upstream.answer = refuse
+        await served.chat("hi")
+        assert pool.crowd.limit < before
+
+
+async def test_adaptive_off_sends_as_many_as_the_configuration_says(upstream: Upstream, tmp_path: Path) -> None:
+    backend = {"adapter": "openai", "url": upstream.url, "max_concurrency": 64, "adaptive": "off"}
+    async with gateway_of(config_of(tmp_path, {"main": backend}), BOTH_CACHES) as served:
+        assert served.gateway.parts.pools["main"].crowd.limit == 64
