@@ -16,11 +16,11 @@ from gateway.policy.model import (
     Route,
     Semantic,
     Target,
-    light_and_large,
-    one_backend,
     pattern,
+    tier_of_parts,
 )
 from gateway.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
+from gateway.policy.targets import Cascade, Shadow
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
 from gateway.yaml_source import Source
@@ -74,17 +74,26 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
 
 
 def _target(rule: TargetRule) -> Target:
-    if rule.backend is not None:
-        return one_backend(rule.backend)
-    assert rule.light is not None and rule.large is not None  # the schema has both or a backend
-    threshold = DEFAULT_THRESHOLD if rule.escalate_above is None else rule.escalate_above
     return replace(
-        light_and_large(rule.light, rule.large, threshold),
+        _tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
         audit=_audit(rule.audit),
         learn=rule.learn,
+        fallback=rule.fallback,
+        shadow=None if rule.shadow is None else Shadow(**dict(rule.shadow)),
+        cascade=None if rule.cascade is None else Cascade(**dict(rule.cascade)),
     )
+
+
+def _tiers(rule: TargetRule) -> Target:
+    if rule.backend is not None:
+        return Target((tier_of_parts(None, rule.backend),))
+    given = rule.tiers if rule.tiers is not None else (rule.light, rule.large)
+    *lower, best = [parts for parts in given if parts is not None]  # the schema has all of them, or a backend
+    names = ["light", *(None for _ in lower[1:]), "large"]
+    tiers = tuple(tier_of_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
+    return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
 
 
 def _match(rule: MatchRule) -> Match:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from gateway.faults import Fault, KeyPath, show, unknown
+from gateway.policy.targets import names_in
 from gateway.yaml_source import Source
 
 JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
@@ -69,8 +70,9 @@ def _no_default(source: Source) -> Iterator[Fault]:
 
 def _unknown_backends(rules: Sequence[_Rule], backends: Sequence[str]) -> Iterator[Fault]:
     for source, path, rule in rules:
-        for keys in (("route", "backend"), ("route", "light"), ("route", "large"), *JUDGES):
-            name = _at(rule, keys)
+        route = rule.get("route")
+        named = [(("route", *keys), name) for keys, name in names_in(route if isinstance(route, dict) else {})]
+        for keys, name in [*named, *((keys, _at(rule, keys)) for keys in JUDGES)]:
             if isinstance(name, str) and name not in backends:
                 yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from gateway.faults import Fault
 from gateway.policy.limits import Limits
+from gateway.policy.targets import Cascade, Part, Shadow
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
 
@@ -101,7 +102,12 @@ class Tier:
     """One step between the lightest model and the best one."""
 
     name: str  # light | large, or what lies between them by the name of its backend
-    backend: str
+    backend: str  # where its calls are divided, the one with the largest share, or what a request was given
+    parts: tuple[Part, ...] = ()  # whom its calls are divided among; empty: all go to `backend`
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(part.backend for part in self.parts) or (self.backend,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +121,25 @@ class Target:
     quality: float | None = None  # part of the gap between both models' answers that is kept, in [0, 1]
     audit: Audit = Audit()  # which of the light model's answers are compared with the large one's
     learn: bool = True  # whether labels move what scores are taken to mean; off: as it stands
+    fallback: tuple[str, ...] = ()  # backends that are asked, in order, when all tiers have failed
+    shadow: Shadow | None = None
+    cascade: Cascade | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
+        """One a tier."""
         return tuple(tier.backend for tier in self.tiers)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All that may answer, each once."""
+        return tuple(dict.fromkeys([*(name for tier in self.tiers for name in tier.members), *self.fallback]))
 
     def tier_of(self, backend: str) -> str | None:
         """None where there is nothing to choose."""
         if len(self.tiers) == 1:
             return None
-        return next((tier.name for tier in self.tiers if tier.backend == backend), None)
+        return next((tier.name for tier in self.tiers if backend in (tier.backend, *tier.members)), None)
 
 
 def one_backend(name: str) -> Target:
@@ -134,6 +149,12 @@ def one_backend(name: str) -> Target:
 
 def light_and_large(light: str, large: str, escalate_above: float) -> Target:
     return Target((Tier("light", light), Tier("large", large)), (escalate_above,))
+
+
+def tier_of_parts(name: str | None, parts: tuple[Part, ...]) -> Tier:
+    """`name` None: that of its backend."""
+    main = max(parts, key=lambda part: part.share).backend
+    return Tier(name or main, main, parts if len(parts) > 1 else ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
 from gateway.policy.limits import LimitRules, counted_twice, without_tiers
+from gateway.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -113,12 +114,14 @@ RULES = ("escalate_above", "large_share", "quality")  # by which the large model
 
 
 class TargetRule(Section):
-    """Who answers what the caches do not: one backend, or a light and a large one."""
+    """Who answers what the caches do not: one backend, a light and a large one, or more tiers; each of them a backend
+    or parts of the calls for several."""
 
-    backend: Text | None = None
-    light: Text | None = None
-    large: Text | None = None
-    escalate_above: Annotated[float, Field(ge=0, le=1)] | None = None
+    backend: Parts = None
+    light: Parts = None
+    large: Parts = None
+    tiers: Annotated[tuple[TierParts, ...] | None, Field(strict=False)] = None
+    escalate_above: Steps = None
     large_share: Share | None = None
     quality: Share | None = None
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule)] = None
@@ -131,22 +134,13 @@ class TargetRule(Section):
     )
     priority: Annotated[Literal["high", "normal", "low"], one_of("high", "normal", "low")] = "normal"
     client_priority: Switch = False
+    fallback: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    shadow: ShadowRule | None = None
+    cascade: CascadeRule | None = None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        has = {key for key, value in given.items() if value is not None}
-        tiers = has & {"light", "large", *RULES, "audit", "learn"}
-        if "backend" in has:
-            for key in sorted(tiers):
-                yield Problem(key, "backend names the only one already, expected either it or light and large")
-        elif not tiers:
-            yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
-        else:
-            for key in sorted({"light", "large"} - has):
-                yield Problem(None, f"{key!r} is required beside {min(tiers)!r}, e.g. {key}: {key}")
-        first, *others = [rule for rule in RULES if rule in has] or [""]
-        for other in others if "backend" not in has else ():
-            yield Problem(other, f"{first} decides already, expected one of {', '.join(RULES)}")
+        yield from tier_problems(given, RULES)
 
 
 class MatchRule(Section):
@@ -182,6 +176,10 @@ class RouteRule(Section):
         cache = given.get("cache")
         if isinstance(target, dict) and target.get("audit") is not None and not _caches(cache):
             yield Problem("route", "audit compares answers that are stored, expected cache.exact or cache.semantic on")
+        cache = given.get("cache")
+        stale = isinstance(cache, dict) and cache.get("stale_if_error")
+        if isinstance(target, dict) and target.get("late") == "stale" and not stale:
+            yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error beside it")
         yield from counted_twice(limits)
 
 
