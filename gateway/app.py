@@ -16,6 +16,7 @@ from gateway.admin.backends import shown
 from gateway.admin.explain import ExplainHandler
 from gateway.admin.limits import LimitsHandler
 from gateway.admin.quality import Quality
+from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.background import run_within
@@ -76,7 +77,8 @@ class Gateway:
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
-        self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock)
+        self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
+        self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
@@ -93,6 +95,7 @@ class Gateway:
                 *ExplainRequests(lambda: self.policy, parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
+                *self.routing.routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)
@@ -123,6 +126,7 @@ class Gateway:
         telemetry = self.parts.telemetry
         table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
         telemetry.policy_info.values.clear()
+        self.parts.escalations.apply(policy)
         telemetry.policy_info.set(policy.hash, value=1.0)
         for route in policy.routes:
             control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
@@ -131,7 +135,7 @@ class Gateway:
 
     def handler(self) -> Handler:
         """The stages that every request passes; `ApplyPolicy` hands it on to those of its route."""
-        telemetry = self.parts.telemetry
+        parts, telemetry = self.parts, self.parts.telemetry
         return compose(
             [
                 Observe(self._observer),  # outermost: sees every outcome
@@ -142,7 +146,7 @@ class Gateway:
                     fallback=DIALECTS[0],
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                Feedback(self.parts.memory, self.parts.spaces, telemetry),  # no route of its own
+                Feedback(parts.memory, parts.spaces, parts.escalations, telemetry),  # no route of its own
                 ApplyPolicy(self._current, DIALECTS),
             ],
             _nowhere,
@@ -182,6 +186,7 @@ class Gateway:
                 "warnings": list(map(str, self.policy.warnings)),
             },
             "quality": self.quality.shown(),
+            "routing": self.routing.shown(),
             "backends": shown(self.parts.pools, now),
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,

@@ -14,9 +14,13 @@ from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
 from gateway.config import Config
+from gateway.escalations import Escalations
 from gateway.evictions import Evictions, evictions_of
 from gateway.flight import Flight
+from gateway.judge import Judge
+from gateway.learning import Learning, Shelf
 from gateway.leasing import Leasing
+from gateway.light_audits import LightAudits
 from gateway.messages import Bypass, Entry, Request
 from gateway.parts import Stores
 from gateway.pipeline import Handler, Stage, compose
@@ -56,6 +60,9 @@ class Parts:
     former: AsyncExitStack  # ends the space before this one
     pools: Mapping[str, Pool]
     promises: Promises
+    escalations: Escalations
+    routing: Learning  # of the escalations
+    light_audits: LightAudits
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
@@ -100,12 +107,21 @@ async def build_parts(
     quotas = Quotas(stores.quotas, clock, telemetry)
     stack.push_async_callback(quotas.close)
     run_within(stack, quotas.run())
+    escalations = Escalations(f"complexity {spaces.filled.embedder.fingerprint}", clock, telemetry)
+    routing = Learning(escalations, Shelf(stores.redis, "routing"))
+    stack.push_async_callback(routing.save)  # once nothing is learnt any more
+    run_within(stack, routing.begin())
+    audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
+    stack.push_async_callback(audits.close)
     return Parts(
         space=spaces.serving,
         spaces=spaces,
         former=former,
         pools=pools,
         promises=Promises(clock, telemetry),
+        escalations=escalations,
+        routing=routing,
+        light_audits=audits,
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
@@ -140,7 +156,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         prices=parts.prices,
         unstorable=parts.unstorable,
         frequency=parts.frequency,
-        told=_told(parts, learns=learns),
+        told=_told(route, parts, learns=learns),
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
     render, apart, together = Render(route.replay, clock), Apart(route.share, parts.evictions.used), Together()
@@ -192,7 +208,16 @@ def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage
 
 def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
     """What the misses of a route end in."""
-    return Dispatch(route, parts.pools, parts.promises, parts.clock, parts.telemetry, parts.space.complexity, bypass)
+    return Dispatch(
+        route,
+        parts.pools,
+        parts.promises,
+        parts.escalations,
+        parts.clock,
+        parts.telemetry,
+        parts.space.complexity,
+        bypass,
+    )
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:
@@ -219,11 +244,12 @@ def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
     ]
 
 
-def _told(parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
+def _told(route: Route, parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
     def told(request: Request, entry: Entry) -> None:
         parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
         if learns:  # a plain threshold has nothing to learn from misses
             parts.space.comparisons.missed(request, entry)
+        parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
 
     return told
 

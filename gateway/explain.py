@@ -14,6 +14,7 @@ from gateway.admin_client import CommandFailed, Place, connected
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.escalations import Escalations
 from gateway.explain_requests import PATH
 from gateway.explanation import Explanation, explanation_of, request_of
 from gateway.messages import Call, Embedding, Request
@@ -80,7 +81,8 @@ async def _decide(
     telemetry = Telemetry()
     pools = build_pools(config, environ, clock, telemetry)
     try:
-        return Dispatch(route, pools, Promises(clock, telemetry), clock, telemetry, complexity).decide(request)
+        promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
+        return Dispatch(route, pools, promises, escalations, clock, telemetry, complexity).decide(request)
     finally:
         for pool in pools.values():
             await pool.close()

@@ -16,6 +16,7 @@ from gateway.messages import Bypass, Call, Embedding, Request
 from gateway.policy.model import Route
 from gateway.ports import Clock
 from gateway.routing.choice import Decision
+from gateway.routing.escalation import rule_of
 from gateway.routing.outlook import Outlook
 from gateway.trace import Trace
 
@@ -42,6 +43,7 @@ class Explanation:
     fallbacks: tuple[str, ...]
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
+    rule: str = ""  # what the thresholds come from where they follow the traffic, as the policy has it
     outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
 
     def as_json(self) -> dict[str, Any]:
@@ -66,7 +68,8 @@ class Explanation:
 
     def _against(self) -> str:
         above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
-        return f", escalates above {above}" if above else ""
+        follows = f" now, by {self.rule}" if self.rule else ""
+        return f", escalates above {above}{follows}" if above else ""
 
     def _predicted(self) -> dict[str, str]:
         if self.outlook is None:
@@ -146,7 +149,8 @@ def explanation_of(
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.trace.complexity,
-        thresholds=route.target.escalate_above,
+        thresholds=_thresholds(request, route),
+        rule=_rule(route),
         backend=decision.backends[0],
         tier=decision.tier,
         fallbacks=decision.backends[1:],
@@ -165,3 +169,14 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if acceptance.max_wrong_hits is not None:
         return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
     return f"on, min_similarity {acceptance.min_similarity}"
+
+
+def _thresholds(request: Request, route: Route) -> tuple[float, ...]:
+    """Those of the policy, or the one that follows the traffic: without a running gateway, the one of a start."""
+    wish = request.trace.wish
+    return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
+
+
+def _rule(route: Route) -> str:
+    key, value = rule_of(route.target)
+    return "" if key == "escalate_above" else f"{key}: {value:.4g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.adapters.front_store import FrontStore
 from gateway.errors import StoreUnavailable
@@ -20,12 +20,15 @@ class Gauges:
         store: FrontStore,
         spaces: Spaces,
         clock: Clock,
+        routing: Callable[[], None],
     ) -> None:
+        """`routing` sets those of `gateway.admin.routing`."""
         self._telemetry = telemetry
         self._pools = pools
         self._store = store
         self._spaces = spaces
         self._clock = clock
+        self._routing = routing
 
     async def sample(self) -> None:
         telemetry, now = self._telemetry, self._clock.monotonic()
@@ -37,6 +40,7 @@ class Gauges:
             telemetry.breaker_state.set(name, value=pool.state(now))
             self._sample_upstreams(pool, now)
         self._sample_quality()
+        self._routing()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)
         telemetry.cache_entries.set("index", value=self._spaces.serving.index.size)

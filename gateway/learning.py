@@ -1,24 +1,62 @@
-"""Keeps what routes have learnt in the store, so that a restart does not begin at the calibration again."""
+"""Keeps what routes have learnt in the store, so that a restart does not begin at the calibration again: which semantic
+hits may be served, and which requests need the large model."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from typing import Protocol
 
-from gateway.cache.control.controls import Controls
-from gateway.cache.control.route_control import RouteControl, SnapshotInvalid
-from gateway.errors import StoreUnavailable
+from gateway.errors import SnapshotInvalid, StoreUnavailable
 from gateway.ports import LearningStore
 
 LOG = logging.getLogger("nearhit.quality")
 SAVE_EVERY_S = 60.0
 
 
+class Learnt(Protocol):
+    """What one route has learnt."""
+
+    version: int  # counts what was learnt
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Differs whenever there is something new to be kept."""
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, data: bytes) -> None:
+        """Raises `SnapshotInvalid`."""
+
+
+class Learners(Protocol):
+    """By route."""
+
+    def of(self, route: str) -> Learnt: ...
+
+    def all(self) -> Iterator[tuple[str, Learnt]]: ...
+
+
+class Shelf:
+    """Keeps what is learnt of something else under names of its own."""
+
+    def __init__(self, store: LearningStore, kind: str) -> None:
+        self._store = store
+        self._kind = kind
+
+    async def put_learning(self, route: str, snapshot: bytes) -> None:
+        await self._store.put_learning(f"{self._kind}/{route}", snapshot)
+
+    async def learning(self, route: str) -> bytes | None:
+        return await self._store.learning(f"{self._kind}/{route}")
+
+
 class Learning:
     """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it. Gateways on
     one store share snapshots: the last one that saves a route is what the next start finds."""
 
-    def __init__(self, controls: Controls, store: LearningStore, every_s: float = SAVE_EVERY_S) -> None:
+    def __init__(self, controls: Learners, store: LearningStore, every_s: float = SAVE_EVERY_S) -> None:
         self._controls = controls
         self._store = store
         self._every_s = every_s
@@ -57,12 +95,23 @@ class Learning:
         await self._store.put_learning(route, control.snapshot())
         self._saved[route] = state
 
+    async def begin(self) -> None:
+        """`restore`, however long the store takes to answer, then `run`."""
+        while True:
+            try:
+                await self.restore()
+                break
+            except StoreUnavailable as error:
+                LOG.warning("what was learnt is not read yet", extra={"fields": {"error": str(error)}})
+            await asyncio.sleep(self._every_s)
+        await self.run()
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             await self.save()
 
-    async def _restore(self, route: str, control: RouteControl) -> None:
+    async def _restore(self, route: str, control: Learnt) -> None:
         kept = await self._store.learning(route)
         try:
             if kept is not None and control.version == 0:  # what it has learnt itself meanwhile is newer

@@ -118,6 +118,33 @@ class Telemetry(Collector):
         self.routed = Counter(
             "nearhit_routed_total", "Misses by the tier they were sent to and why", ("route", "tier", "reason")
         )
+        self.large_share = Gauge(
+            "nearhit_large_share",
+            "The large model's part of the last hour's misses that could go to either",
+            ("route",),
+        )
+        self.escalation_threshold = Gauge(
+            "nearhit_escalation_threshold", "Complexity above which the light model is not asked, now", ("route",)
+        )
+        self.quality_kept = Gauge(
+            "nearhit_quality_kept", "Part of the gap between light and large that is kept, as expected", ("route",)
+        )
+        self.quality_kept_low = Gauge(
+            "nearhit_quality_kept_low", "Lower end of the 95 % interval of the part that is kept", ("route",)
+        )
+        self.quality_kept_high = Gauge(
+            "nearhit_quality_kept_high", "Upper end of the 95 % interval of the part that is kept", ("route",)
+        )
+        self.routing_labels = Counter(
+            "nearhit_routing_labels_total",
+            "Requests of which it turned out whether the light model's answer is worse, by what told it",
+            ("route", "source", "label"),
+        )
+        self.light_audits = Counter(
+            "nearhit_light_audits_total",
+            "Answers of the light model chosen to be compared with the large one's, by what came of it",
+            ("route", "outcome"),
+        )
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )
@@ -147,7 +174,7 @@ class Telemetry(Collector):
         self.acceptance_threshold = Gauge(
             "nearhit_acceptance_threshold", "Score that a neighbour must reach to be served", ("route",)
         )
-        self.feedback = Counter("nearhit_feedback_total", "What clients said of semantic hits", ("route", "verdict"))
+        self.feedback = Counter("nearhit_feedback_total", "What clients said of answers", ("route", "verdict"))
         self.backend_requests = Counter(
             "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
         )

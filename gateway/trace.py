@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.messages import Entry
 from gateway.ports import Clock, Dialect
 from gateway.routing.outlook import Outlook
+from gateway.routing.threshold import Wish
 
 if TYPE_CHECKING:
     from gateway.cache.freshness import Lifetime
@@ -23,7 +24,7 @@ class Trace:
 
     __slots__ = (
         "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "outlook", "route", "served", "spans",
-        "stored", "tenant",
+        "stored", "tenant", "wish",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -37,6 +38,7 @@ class Trace:
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
         self.stored: Entry | None = None  # what was admitted of a fresh answer
         self.complexity: float | None = None  # in [0, 1]
+        self.wish: Wish | None = None  # what the rule between light and large asks for
         self.outlook: Outlook | None = None  # what the backends were predicted to take, where there is a budget
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
 

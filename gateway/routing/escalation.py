@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgpack
 import numpy as np
 
-from gateway.cache.control.route_control import SnapshotInvalid
+from gateway.errors import SnapshotInvalid
 from gateway.policy.model import Target
 from gateway.routing.calibration import BANDS, Calibration, Fit, Floats
 from gateway.routing.kept import Kept, Routed, threshold_for

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, OnlyIfCached, OutOfTime, StaleWanted
+from gateway.escalations import Escalations
 from gateway.lane import asked_of
 from gateway.messages import Bypass, Call, Choice, Provenance, Request, Response, Verdict
 from gateway.policy.model import Route
@@ -32,6 +33,7 @@ class Dispatch:
         route: Route,
         pools: Mapping[str, Pool],
         promises: Promises,
+        escalations: Escalations,
         clock: Clock,
         telemetry: Telemetry,
         complexity: ComplexityModel,
@@ -40,6 +42,7 @@ class Dispatch:
         self._route = route
         self._pools = pools
         self._promises = promises
+        self._escalations = escalations
         self._clock = clock
         self._telemetry = telemetry
         self._complexity = complexity
@@ -51,6 +54,7 @@ class Dispatch:
         decision = self.decide(request)
         if decision.late:
             self._say_if_late(request)
+        self._count(request, decision)
         promise = self._promises.of(request, self._route, promised=decision.promised)
         try:
             response, name, instead = await self._first_answer(request, decision.backends)
@@ -61,6 +65,9 @@ class Dispatch:
         reason: str = instead or decision.reason
         tier = self._route.target.tier_of(name) if decision.tier is not None else None
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
+        if tier is not None:
+            large, meant = self._large(tier), self._large(decision.tier)
+            self._escalations.answered(request, large=large, instead=large != meant)
         if promise is not None:
             response = promise.watched(response, as_chosen=instead is None)
         return Response(
@@ -76,8 +83,16 @@ class Dispatch:
             ),
         )
 
+    def _count(self, request: Request, decision: Decision) -> None:
+        """At once, so that who is decided next is decided by it."""
+        if request.trace.wish is not None and decision.tier is not None:
+            self._escalations.sent(request, request.trace.wish, large=self._large(decision.tier))
+
+    def _large(self, tier: str | None) -> bool:
+        return tier != self._route.target.tiers[0].name
+
     def decide(self, request: Request) -> Decision:
-        """Which backends are asked, in order, and why. Writes complexity and outlook into the trace."""
+        """Which backends are asked, in order, and why. Writes complexity, wish and outlook into the trace."""
         target, call = self._route.target, request.call
         best = target.tiers[-1].backend
         if call is None:
@@ -88,6 +103,7 @@ class Dispatch:
             return self._choose(request, 0.0)
         score = self._judged(request, call)
         request.trace.complexity = score
+        request.trace.wish = self._escalations.wish(self._route.name, target, score)
         if request.light_only:
             return Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
         return self._choose(request, score)
@@ -107,9 +123,16 @@ class Dispatch:
             request.trace.outlook = outlook = self.outlook(request)
             if outlook is not None:
                 predictions = [outlook.predictions[name] for name in target.backends]
-        decision = choose(target, target.escalate_above, score, remaining, predictions, self._route.promise.late)
+        decision = choose(target, self._thresholds(request), score, remaining, predictions, self._route.promise.late)
         waits = [self._pools[name].wait_s(request) for name in target.backends]
         return relieved(decision, target, waits, remaining)
+
+    def _thresholds(self, request: Request) -> Sequence[float]:
+        """Where the policy names none, what is wished for: of equal scores not all, so no threshold can say it."""
+        target, wish = self._route.target, request.trace.wish
+        if wish is None or (target.large_share is None and target.quality is None):
+            return target.escalate_above
+        return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best one, or the lightest
 
     def outlook(self, request: Request) -> Outlook | None:
         """What each backend would take now; None where latencies are not predicted."""

@@ -1,7 +1,8 @@
-"""POST /v1/feedback: a client says that a semantic hit was right or wrong.
+"""POST /v1/feedback: a client says that an answer was right or wrong.
 
-What was wrong is not served for that question again, by any gateway on this store, also after a restart; and either
-word moves the route's threshold and its memory of what is near.
+A semantic hit that was wrong is not served for that question again, by any gateway on this store, also after a restart;
+and either word moves the route's threshold and its memory of what is near. Of a light or a large model's answer either
+word says whether the light one is enough for questions of that complexity.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, NotFound
+from gateway.escalations import Escalations
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.spaces import Spaces
@@ -33,9 +35,10 @@ class Memory:
 
 
 class Feedback:
-    def __init__(self, memory: Memory, spaces: Spaces, telemetry: Telemetry) -> None:
+    def __init__(self, memory: Memory, spaces: Spaces, escalations: Escalations, telemetry: Telemetry) -> None:
         self._memory = memory
         self._spaces = spaces
+        self._escalations = escalations
         self._telemetry = telemetry
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
@@ -44,19 +47,28 @@ class Feedback:
         request_id, verdict = _read(parse_object(await request.source.read()))
         served = self._memory.served.get(request.tenant, request_id)
         if served is None:
-            raise NotFound(
-                f"no semantic hit of yours with the request id {request_id[:128]!r} is remembered: "
-                "expected the x-request-id of a recent answer with Cache-Status 'hit; detail=semantic'"
-            )
+            return self._of_a_model(request, request_id, verdict)
         request.trace.route = served.route
         self._telemetry.feedback.add(served.route, verdict)
         if not served.told:
             self._memory.served.tell(request.tenant, request_id)
             self._learn(served, verdict)
         kept = verdict != "wrong" or await self._spaces.serving.labels.refute(served.judged.relation)
-        body = {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
-        provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
-        return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
+        return _heard({"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept})
+
+    def _of_a_model(self, request: Request, request_id: str, verdict: str) -> Response:
+        """Kept with the route's next snapshot rather than at once: it is one label among many."""
+        answered = self._escalations.feedback(request.tenant, request_id, verdict)
+        if answered is None:
+            raise NotFound(
+                f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
+                "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
+                "model has answered"
+            )
+        request.trace.route = answered.route
+        self._telemetry.feedback.add(answered.route, verdict)
+        tier = "light" if answered.light else "large"
+        return _heard({"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier})
 
     def _learn(self, served: Served, verdict: str) -> None:
         """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
@@ -67,6 +79,11 @@ class Feedback:
         space.labels.tell(served.route, served.judged, label, "feedback")
         if label is Label.WRONG:
             space.controls.of(served.route).complained()
+
+
+def _heard(body: dict[str, Any]) -> Response:
+    provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
+    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
 
 
 def _read(body: dict[str, Any]) -> tuple[str, str]:

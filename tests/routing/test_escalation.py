@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.control.route_control import SnapshotInvalid
+from gateway.errors import SnapshotInvalid
 from gateway.policy.model import Target, light_and_large
 from gateway.routing.escalation import RouteEscalation
 

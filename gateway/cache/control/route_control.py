@@ -12,16 +12,13 @@ import numpy as np
 from gateway.cache.control.evidence import Evidence, Labelled
 from gateway.cache.control.ledger import BANDS, Ledger, band_of
 from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
+from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
 VERSION = 3
 GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
 REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.5 ms each
-
-
-class SnapshotInvalid(ValueError):
-    """What was kept does not fit this gateway; the route starts from the calibration again."""
 
 
 @dataclass(frozen=True, slots=True)
