@@ -24,6 +24,8 @@ LOG = logging.getLogger("nearhit.limits")
 BEAT_S = 10.0  # a third of what a place lasts in the store
 RETRY_S = 1.0  # as the store's breaker probes
 BATCH = 256  # returns an operation
+# So long returns are gathered for one operation; who would be refused for want of them has them told at once.
+GATHER_S = 0.005
 MAX_PENDING = 10_000  # returns that wait for the store; beyond it the oldest are lost, which errs against the tenant
 MAX_SEEN = 1_000  # of those that are shown
 
@@ -139,6 +141,7 @@ class Quotas:
                     await self._woken.wait()
             except TimeoutError:
                 pass
+            await asyncio.sleep(GATHER_S)
             self._woken.clear()
             heard = await self.flush()
             if loop.time() >= beat_at:

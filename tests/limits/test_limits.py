@@ -395,3 +395,26 @@ async def test_a_websocket_keeps_its_place_until_it_is_closed(start: Start, upst
         upstream.answer = None
         await until(lambda: served.gateway.parts.telemetry.limits_tokens.values != {})  # its account is closed
         assert (await served.chat("q")).status == 200
+
+
+async def test_a_call_that_takes_longer_than_a_place_lasts_keeps_it(
+    start: Start, upstream: Upstream, outside_store: OutsideServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "BEAT_S", 0.2)
+    async with start("{concurrency: 1}", url=outside_store.url) as served:
+        served.gateway.stores.quotas._lease_ms = 2_000
+        upstream.gate.clear()
+        held = asyncio.create_task(served.chat("long"))
+        await until(lambda: len(upstream.calls) == 1)
+        key = "nearhit:1:quota:default:tenant:anonymous:concurrency"
+        ((_, ends),) = outside_store.client.zrange(key, 0, -1, withscores=True)
+
+        def passed() -> bool:
+            seconds, micros = outside_store.client.time()
+            return seconds * 1_000_000 + micros > ends
+
+        await until(passed, timeout_s=10.0)
+        assert (await served.chat("other")).status == 429
+        upstream.gate.set()
+        assert (await held).status == 200
+        assert (await served.chat("other")).status == 200
