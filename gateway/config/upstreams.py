@@ -95,9 +95,10 @@ def address_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem
     seen: set[str] = set()
     for upstream in upstreams:
         url = upstream.get("url") if isinstance(upstream, Mapping) else upstream
-        if isinstance(url, str) and url.rstrip("/") in seen:
+        if not isinstance(url, str) or "@" in url:  # credentials are a fault of their own, and not repeated
+            continue
+        if url.rstrip("/") in seen:
             yield Problem(
                 "upstreams", f"{show(url)} is there twice, expected each address once; 'weight' gives it more"
             )
-        elif isinstance(url, str):
-            seen.add(url.rstrip("/"))
+        seen.add(url.rstrip("/"))

@@ -157,3 +157,18 @@ def test_a_wrong_upstream_is_told_so() -> None:
     assert str(caught.value) == (
         "command line:0: --upstream: expected a URL such as https://api.openai.com/v1, got 'host/v1'"
     )
+
+
+def test_a_backend_has_one_address_or_several(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nbackends:\n  main:\n    adapter: openai\n    sticky: off\n    models: {'gpt-4o*': llama-70b}\n"
+        "    upstreams: [https://a/v1/, {url: https://b/v1, weight: 2, api_key_env: KEY}]\n"
+        "  one: {adapter: triton, url: grpc://host:8001, model: m, sticky: user, retries: {budget: 0, attempts: 3}}\n"
+    )
+    config = load(tmp_path, text, {"KEY": "secret"})
+    main, one = config.backends["main"], config.backends["one"]
+    assert [(a.url, a.weight) for a in main.addresses] == [("https://a/v1", 1), ("https://b/v1", 2)]
+    assert [(a.url, a.weight) for a in one.addresses] == [("grpc://host:8001", 1)]
+    assert (main.sticky, main.retries.budget, main.retries.attempts) == ("off", 0.2, 2)
+    assert (one.sticky, one.retries.budget, one.retries.attempts) == ("user", 0, 3)
+    assert main.models == {"gpt-4o*": "llama-70b"}
