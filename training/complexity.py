@@ -233,6 +233,12 @@ def tables(seen: Outcomes, given: Graded, rarity: Commonness) -> dict[str, Any]:
                 scores[name][fold == at] = scored(weights, asked, vectors=name == "vector")
         for name in VARIANTS:
             found[f"{how}, {name}"] = gaps.figures(scores[name], seen.light, seen.large, seen.prompts)
+    # Whether the open form's weights, which saw no outcome, are of use on outcomes at all.
+    weights = trained(seen, given, rarity)
+    rows = weights.open(seen.features[:, : len(NAMES)])
+    for name, variant in (("text", weights.text), ("vector", weights.vector)):
+        score = 1.0 / (1.0 + np.exp(-applied(variant.open, rows, seen.vectors)))
+        found[f"graded prompts alone, {name}"] = gaps.figures(score, seen.light, seen.large, seen.prompts)
     return found
 
 
