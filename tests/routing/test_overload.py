@@ -109,7 +109,8 @@ async def test_a_priority_that_is_none_is_refused(served: Served) -> None:
 
 
 async def test_a_full_queue_refuses_at_once_with_retry_after_and_hits_go_on(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:
+    clock = FakeClock()  # that stands: however long the filling takes on this machine, it is a burst
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES, clock=clock) as served:
         await served.chat("known")
         tasks = await filled(served, upstream, waiting=ROOM)
         refused = await served.chat("one too many")
