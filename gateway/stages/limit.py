@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from gateway.routing.quota import MICROS
 from gateway.stages.admit import Price
 from gateway.telemetry import Telemetry
 
+LOG = logging.getLogger("nearhit.limits")
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted
 
 
@@ -72,6 +74,9 @@ class Limit:
         self._prices = prices
         self._dearest = [prices.get(name, Price()) for name in route.target.backends]
         self._largest = route.target.tiers[-1].backend
+        if any(rule.caps for rule in route.limits) and all(price == Price() for price in self._dearest):
+            said = "a cap on costs holds nothing back: no backend of the route has a price"
+            LOG.warning(said, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
         self._typical = Typical()
 
