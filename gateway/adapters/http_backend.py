@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -171,6 +173,7 @@ class HttpBackend:
                 headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
         elif body is None:
             data = request.source.stream()
+        connection = _Connection()
         attempt = partial(
             self._session.request,
             method or request.method,
@@ -178,6 +181,7 @@ class HttpBackend:
             headers=headers,
             data=data or None,
             allow_redirects=False,
+            trace_request_ctx=connection,
         )
         uploads = call is None and data is not None
         limit = self._timeouts.total if uploads else self._timeouts.first_byte
@@ -186,8 +190,9 @@ class HttpBackend:
                 try:
                     return await attempt()
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                    # A kept-alive connection that the server closed in the same moment: once more, on a fresh one.
-                    if uploads:
+                    # A kept connection that the server closed in the same moment: that is no failure of the endpoint,
+                    # and calls may be repeated. On a fresh one it is one, and whoever asks may ask again.
+                    if uploads or not connection.kept:
                         raise
                     return await attempt()
         except TimeoutError as error:
@@ -207,6 +212,18 @@ class HttpBackend:
         elif "content-length" in request.headers:
             headers.append(("Content-Length", request.headers["content-length"]))
         return headers
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What is known of the connection that a request goes over."""
+
+    kept: bool = False  # it had served another request before
+
+
+async def _kept(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+    if isinstance(context.trace_request_ctx, _Connection):
+        context.trace_request_ctx.kept = True
 
 
 class _Exchange:
@@ -331,7 +348,10 @@ class _Exchange:
 
 def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
     """A session of one backend. Bodies are left as they are: no decompression, no cookies, no redirects."""
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_kept)
     return aiohttp.ClientSession(
+        trace_configs=[trace],
         connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -441,3 +441,23 @@ async def test_the_admin_port_shows_each_upstream(upstreams: list[Upstream], tmp
         assert f'nearhit_upstream_state{{backend="main",upstream="{upstreams[0].url}"}} 3.0' in metrics
         assert f'nearhit_upstream_inflight{{backend="main",upstream="{upstreams[1].url}"}} 0.0' in metrics
         assert f'nearhit_upstream_latency_ewma_seconds{{backend="main",upstream="{upstreams[1].url}"}}' in metrics
+
+
+async def test_a_kept_connection_that_was_closed_is_no_failure_and_a_fresh_one_is(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    only, dropped = upstreams[0], 0
+
+    async def drops_once(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        nonlocal dropped
+        dropped += 1
+        only.answer = None
+        return await dropping(request, call)
+
+    async with gateway_of(config_of(tmp_path, main([only], retries={"attempts": 1})), NO_CACHE) as served:
+        only.answer = drops_once
+        assert (await served.chat("fresh")).status == 502
+        assert (await served.chat("answered")).status == 200
+        only.answer = drops_once
+        assert (await served.chat("kept")).status == 200
+        assert (len(only.calls), dropped) == (4, 2)
