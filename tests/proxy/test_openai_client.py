@@ -170,18 +170,18 @@ async def test_an_error_of_the_upstream_arrives_as_the_sdks_own(
 
     async def answer(_: web.Request, __: dict[str, Any]) -> web.Response:
         body = {"error": {"message": "no", "type": "of_the_upstream", "param": None, "code": "c"}}
-        return web.json_response(body, status=status, headers={"Retry-After": "7", "x-ratelimit-limit-requests": "9"})
+        return web.json_response(body, status=status, headers={"Retry-After": "0", "x-ratelimit-limit-requests": "9"})
 
     upstream.answer = answer
     with pytest.raises(error) as caught:
         await client.chat.completions.create(**ASK, stream=streamed)
     assert caught.value.type == "of_the_upstream"
     assert caught.value.code == "c"
-    assert caught.value.response.headers["retry-after"] == "7"
+    assert caught.value.response.headers["retry-after"] == "0"
     assert caught.value.response.headers["x-ratelimit-limit-requests"] == "9"
     upstream.answer = None
     assert (await client.chat.completions.create(**ASK)).choices[0].message.content == ANSWER
-    assert len(upstream.chats) == 2
+    assert len(upstream.chats) == (3 if status == 503 else 2), "a lone upstream that is overloaded is asked once more"
 
 
 async def test_what_the_gateway_itself_refuses_is_a_bad_request(client: openai.AsyncOpenAI, upstream: Upstream) -> None:
