@@ -176,7 +176,6 @@ class RouteRule(Section):
         cache = given.get("cache")
         if isinstance(target, dict) and target.get("audit") is not None and not _caches(cache):
             yield Problem("route", "audit compares answers that are stored, expected cache.exact or cache.semantic on")
-        cache = given.get("cache")
         stale = isinstance(cache, dict) and cache.get("stale_if_error")
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error beside it")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.errors import LimitReached
+from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.flight import Flight
 from gateway.messages import Request, Response, Verdict
 from gateway.pipeline import Handler
@@ -39,15 +39,16 @@ class Coalesce:
         if key in self._unstorable:
             self._telemetry.crowds.add("not-held")
             return await forward(request)
-        flight = self._flights.get(key)
-        if flight is not None and flight.open:
+        while (flight := self._flights.get(key)) is not None and flight.open:
             with request.trace.span("wait"):
                 try:
                     return _followed(await flight.join())
                 except LimitReached as error:
                     if error.asker == asker_of(request):
                         raise
-            return await forward(request)  # where answers are shared beyond a tenant: it was another's limit
+                    return await forward(request)  # where answers are shared beyond a tenant: it was another's limit
+                except (OutOfTime, StaleWanted):
+                    continue  # that was the leader's budget: the next one of those that wait leads
         landed = self._at_hand(request)
         if landed is not None:
             return landed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,8 @@ def promises(served: Served) -> dict[str, float]:
 async def test_where_nobody_is_in_time_the_policy_says_who_is_asked(
     light: Upstream, large: Upstream, tmp_path: Path, late: str, expected: str
 ) -> None:
-    async with gateway_of(config_of(tmp_path, backends(light, large)), LATE.replace("LATE", late)) as served:
+    policy = LATE.replace("LATE", late).replace("cache: {", "cache: {stale_if_error: 1d, ")
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
         observe(served, "light", 4.0)
         observe(served, "large", 2.0)
         assert backend_of(await served.chat(EASY)) == expected
@@ -178,6 +180,31 @@ async def test_a_policy_may_refuse_at_once_and_says_what_was_predicted(
         assert re.search(r"with 95% confidence, in seconds: light=4\.\d+, large=2\.\d+, left=0\.[89]", message), message
         assert (light.calls, large.calls) == ([], [])
         assert promises(served) == {"refused": 1}
+
+
+async def test_who_waits_for_a_request_without_time_is_not_refused_with_it(
+    light: Upstream, large: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    class Held(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> list[Embedding]:
+            go.wait()
+            return super().encode(texts)
+
+    held = Held()
+    monkeypatch.setattr(app, "build_embedder", lambda _: (held, BatchingEmbedder(held)))
+    policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, late: refuse")
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
+        flights = served.gateway.parts.flights
+        first = asyncio.create_task(served.chat(EASY, headers={"x-latency-budget-ms": "0.001"}))
+        await until(lambda: len(flights) == 1)
+        others = [asyncio.create_task(served.chat(EASY)) for _ in range(3)]
+        await until(lambda: sum(len(flight._positions) for flight in flights.values()) == 4)
+        go.set()
+        assert (await first).status == 504
+        assert [(await other).status for other in others] == [200, 200, 200]
+        assert len(light.calls) == 1, "one of them led the others"
 
 
 async def test_a_single_backend_can_be_too_late_too(upstream: Upstream, tmp_path: Path) -> None:
