@@ -135,6 +135,7 @@ async def test_shows_what_the_gateway_counts(chromium: str, upstream: Upstream, 
     cells = table(document.by_id("quality").all("table")[0])[promised["route"]]
     assert cells[:3] == ["1.00 %", "not audited yet", "–"]
     assert cells[3] == f"{promised['threshold']:.2f}"
+    assert document.by_id("no-rules").text == "No route has two models."
     assert document.by_id("live").text == "live"
     assert document.by_id("start").text == ""
     bars = document.by_id("chart-requests").all("rect")
@@ -154,6 +155,24 @@ async def test_says_how_to_begin_without_traffic(chromium: str, upstream: Upstre
     async with serving(tmp_path, "--upstream", upstream.url) as gateway:
         page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
     assert "curl -si" in page.document.by_id("start").text
+    assert page.console == []
+
+
+async def test_shows_which_rule_chooses_the_large_model(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
+    backend = {"adapter": "openai", "url": upstream.url}
+    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"light": backend, "large": backend}}))
+    (tmp_path / "policies").mkdir()
+    rule = TIERS.replace("escalate_above: 0.5", "quality: 0.9, learn: off")
+    (tmp_path / "policies" / "default.yaml").write_text(rule)
+    async with serving(tmp_path) as gateway:
+        await gateway.chat("How do I reset my password?")
+        (known,) = (await gateway.stats())["routing"]
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
+    cells = table(page.document.by_id("rules").all("table")[0])["default"]
+    kept = known["quality_kept"]
+    assert cells[:2] == ["quality: 0.9", f"{known['threshold']:.2f}"]
+    assert cells[3] == f"{100 * kept['part']:.1f} % ({100 * kept['low']:.1f} % to {100 * kept['high']:.1f} %)"
+    assert cells[4] == "none; frozen"
     assert page.console == []
 
 
