@@ -107,7 +107,7 @@ async def build_parts(
     quotas = Quotas(stores.quotas, clock, telemetry)
     stack.push_async_callback(quotas.close)
     run_within(stack, quotas.run())
-    escalations = Escalations(f"complexity {spaces.filled.embedder.fingerprint}", clock, telemetry)
+    escalations = Escalations(spaces.filled.complexity.basis, clock, telemetry)
     routing = Learning(escalations, Shelf(stores.redis, "routing"))
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
     run_within(stack, routing.begin())

@@ -98,6 +98,11 @@ class ComplexityModel:
         self._weights = weights
         self.reads_vectors = encoder.partition("/")[0] == weights.encoder
 
+    @property
+    def basis(self) -> str:
+        """What the scores are made of: what is learnt of them is not worth anything for those of another basis."""
+        return f"complexity {self._weights.digest[:12]} {'with' if self.reads_vectors else 'without'} vectors"
+
     def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
         """In (0, 1). `text`: the question, of which `vector` is the embedding; `max_tokens`: what the client lets be
         written. 0.1 ms for a short text, 0.2 to 0.3 ms for 8 kB and more."""
