@@ -14,6 +14,7 @@ from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.served import ServedHits
 from gateway.config import Config
+from gateway.dispatching import dispatch_of
 from gateway.escalations import Escalations
 from gateway.evictions import Evictions, evictions_of
 from gateway.flight import Flight
@@ -29,6 +30,7 @@ from gateway.pool import Pool
 from gateway.ports import Clock, Embedder
 from gateway.promises import Promises
 from gateway.quotas import Quotas
+from gateway.shadows import Shadows
 from gateway.space_parts import Ground, open_spaces
 from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit, Price
@@ -36,7 +38,6 @@ from gateway.stages.alike import Alike
 from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit
 from gateway.stages.coalesce import Coalesce
-from gateway.stages.dispatch import Dispatch
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Memory
@@ -63,6 +64,7 @@ class Parts:
     escalations: Escalations
     routing: Learning  # of the escalations
     light_audits: LightAudits
+    shadows: Shadows
     prices: Mapping[str, Price]
     flights: dict[str, Flight]
     unstorable: Unstorable
@@ -113,6 +115,8 @@ async def build_parts(
     run_within(stack, routing.begin())
     audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
+    shadows = Shadows(pools, prices, telemetry, clock, draw)
+    stack.push_async_callback(shadows.close)
     return Parts(
         space=spaces.serving,
         spaces=spaces,
@@ -122,6 +126,7 @@ async def build_parts(
         escalations=escalations,
         routing=routing,
         light_audits=audits,
+        shadows=shadows,
         prices=prices,
         flights={},
         unstorable=Unstorable(clock),
@@ -190,7 +195,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             admit,  # inside the flight, so that who comes after it finds the answer
             together,  # what was taken apart and not found makes one call
         ]
-    pools = [parts.pools[name] for name in route.target.backends]
+    pools = [parts.pools[name] for tier in route.target.tiers for name in tier.members]
     count, limit = _limits(route, parts)
     return Chains(
         calls=compose([*count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
@@ -204,20 +209,6 @@ def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage
         return [], []
     counts = [CountRequests(route, parts.quotas, parts.telemetry)] if any(r.count_hits for r in route.limits) else []
     return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
-
-
-def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
-    """What the misses of a route end in."""
-    return Dispatch(
-        route,
-        parts.pools,
-        parts.promises,
-        parts.escalations,
-        parts.clock,
-        parts.telemetry,
-        parts.space.complexity,
-        bypass,
-    )
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:

@@ -9,12 +9,12 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.cache.answers import comparable, compare, joined, passages, same_text
+from gateway.cache.answers import comparable, compare, same_text
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judged import Judged
-from gateway.errors import EmbedderUnavailable
 from gateway.labels import Labels
-from gateway.messages import Call, Entry, Request, Vector
+from gateway.likeness import similarity
+from gateway.messages import Call, Entry, Request
 from gateway.ports import Embedder
 from gateway.telemetry import Telemetry
 
@@ -89,12 +89,14 @@ class Comparisons:
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
         """None: the answers are not text alone, and nothing can be said of them."""
         a, b = [await self._text(call, entry) for entry in (stored, fresh)]
-        if a is None or b is None:
-            return None
+        return None if a is None or b is None else await self.alike(a, b)
+
+    async def alike(self, a: str, b: str) -> Label:
+        """Whether two answers to one question say the same; waits until nothing else is compared."""
         if same_text(a, b) or not comparable(a, b):
             return compare(a, b, None)
         async with self._one:
-            return compare(a, b, await self._similarity(a, b))
+            return compare(a, b, await similarity(self._embedder, a, b, rest=REST))
 
     async def _text(self, call: Call, entry: Entry) -> str | None:
         read = partial(call.dialect.answer_text, call, entry.payload, entry.streamed)
@@ -109,23 +111,3 @@ class Comparisons:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is not None:
             self._labels.tell(pair.route, pair.judged, label, "miss")
-
-    async def _similarity(self, a: str, b: str) -> float | None:
-        """In [-1, 1]; None where the embedder cannot tell."""
-        try:
-            first, second = await self._embedded(a), await self._embedded(b)
-        except EmbedderUnavailable:
-            return None
-        return None if first is None or second is None else float(first @ second)
-
-    async def _embedded(self, text: str) -> Vector | None:
-        """None where the model does not read a passage to its end: what is not read may be the difference."""
-        clock, vectors = asyncio.get_running_loop(), []
-        for passage in passages(text):
-            begun = clock.time()
-            embedding = await self._embedder.embed(passage)
-            if embedding.partial:
-                return None
-            vectors.append(embedding.vector)
-            await asyncio.sleep(REST * (clock.time() - begun))
-        return joined(vectors)

@@ -13,6 +13,7 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.admin_client import CommandFailed, Place, connected
 from gateway.config import Config
 from gateway.config.load import load_config
+from gateway.deciding import Deciding
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.escalations import Escalations
 from gateway.explain_requests import PATH
@@ -24,7 +25,6 @@ from gateway.policy.model import Route
 from gateway.promises import Promises
 from gateway.routing.choice import Decision
 from gateway.routing.complexity import ComplexityModel
-from gateway.stages.dispatch import Dispatch
 from gateway.stages.policy import routed
 from gateway.telemetry import Telemetry
 from gateway.upstreams import build_pools
@@ -82,7 +82,7 @@ async def _decide(
     pools = build_pools(config, environ, clock, telemetry)
     try:
         promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
-        return Dispatch(route, pools, promises, escalations, clock, telemetry, complexity).decide(request)
+        return Deciding(route, pools, promises, escalations, clock, complexity).decide(request)
     finally:
         for pool in pools.values():
             await pool.close()

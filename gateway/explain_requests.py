@@ -11,7 +11,8 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.chains import Parts, dispatch_of
+from gateway.chains import Parts
+from gateway.dispatching import deciding_of
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explanation import Explanation, explanation_of, request_of
 from gateway.policy.model import Policy
@@ -50,6 +51,6 @@ class ExplainRequests:
             with suppress(EmbedderUnavailable):  # a request would go on without, too
                 embedding = await self._parts.space.embedder.embed(call.question)
         request = replace(routed(request, request.body, call, route), embedding=embedding)
-        dispatch = dispatch_of(route, self._parts)
-        decision = dispatch.decide(request)
-        return explanation_of(request, call, route, embedding, decision, dispatch.outlook(request))
+        deciding = deciding_of(route, self._parts)
+        decision = deciding.decide(request)
+        return explanation_of(request, call, route, embedding, decision, deciding.outlook(request))

@@ -13,7 +13,7 @@ from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Embedding, Request
-from gateway.policy.model import Route
+from gateway.policy.model import Route, Target
 from gateway.ports import Clock
 from gateway.routing.choice import Decision
 from gateway.routing.escalation import rule_of
@@ -44,6 +44,10 @@ class Explanation:
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
     rule: str = ""  # what the thresholds come from where they follow the traffic, as the policy has it
+    tiers: tuple[str, ...] = ()  # lightest first, with the parts of those whose calls are divided
+    tried_first: str | None = None  # the backend whose answer is checked before the others are asked
+    cascade: str | None = None
+    shadow: str | None = None
     outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
 
     def as_json(self) -> dict[str, Any]:
@@ -59,8 +63,11 @@ class Explanation:
             "exact cache": self.exact,
             "semantic cache": self.semantic,
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
+            **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
+            **({} if self.tried_first is None else {"tried first": f"{self.tried_first} ({self.cascade})"}),
             "backend": f"{self.backend} ({self.reason}{self._against()})",
             "then": ", ".join(self.fallbacks) or "nobody",
+            **({} if self.shadow is None else {"shadow": self.shadow}),
             **self._predicted(),
         }
         width = max(map(len, shown))
@@ -156,6 +163,10 @@ def explanation_of(
         fallbacks=decision.backends[1:],
         reason=decision.reason,
         late=decision.late,
+        tiers=_tiers(route.target),
+        tried_first=decision.trial,
+        cascade=_cascade(route.target),
+        shadow=_shadow(route.target),
         outlook=None if outlook is None else outlook.as_json(),
     )
 
@@ -169,6 +180,25 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if acceptance.max_wrong_hits is not None:
         return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
     return f"on, min_similarity {acceptance.min_similarity}"
+
+
+def _tiers(target: Target) -> tuple[str, ...]:
+    """None where there is one backend and nothing to tell."""
+    shown = [
+        f"{tier.name}: {', '.join(f'{part.backend} {100 * part.share:g}%' for part in tier.parts) or tier.backend}"
+        for tier in target.tiers
+    ]
+    return () if len(shown) == 1 and not target.tiers[0].parts else tuple(shown)
+
+
+def _cascade(target: Target) -> str | None:
+    rule = target.cascade
+    return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
+
+
+def _shadow(target: Target) -> str | None:
+    rule = target.shadow
+    return None if rule is None else f"{rule.backend}, {100 * rule.share:g}% of the misses"
 
 
 def _thresholds(request: Request, route: Route) -> tuple[float, ...]:

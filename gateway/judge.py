@@ -53,26 +53,10 @@ class Judge:
         if prompt is None:
             return NOTHING
         try:
-            return await self._send(name, self._request(request, prompt, call.model))
+            return await self._send(name, own_request(request, prompt, call.model, MAX_TOKENS))
         except Refused as error:
             LOG.warning("the judge did not answer", extra={"fields": {"id": request.id, "error": error.message}})
             return NOTHING
-
-    def _request(self, request: Request, prompt: str, model: str) -> Request:
-        body = chat_body(prompt, model=model, max_tokens=MAX_TOKENS)
-        return replace(
-            request,
-            method="POST",
-            path=CHAT,
-            query="",
-            body=body,
-            call=self._dialect.parse(CHAT, body, {}),
-            trace=request.trace.apart(),
-            directives=CacheDirectives(no_store=True),
-            scope="",
-            fingerprint="",
-            embedding=None,
-        )
 
     async def _send(self, name: str, request: Request) -> Verdict:
         call = request.call
@@ -85,3 +69,21 @@ class Judge:
         seen = self._dialect.inspect(call, payload, False)
         cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
         return verdict_of(self._dialect.answer_text(call, payload, False)), cost
+
+
+def own_request(request: Request, prompt: str, model: str, max_tokens: int) -> Request:
+    """A question of the gateway's own, in the name of the client of `request`."""
+    body = chat_body(prompt, model=model, max_tokens=max_tokens)
+    return replace(
+        request,
+        method="POST",
+        path=CHAT,
+        query="",
+        body=body,
+        call=OpenAI().parse(CHAT, body, {}),
+        trace=request.trace.apart(),
+        directives=CacheDirectives(no_store=True),
+        scope="",
+        fingerprint="",
+        embedding=None,
+    )

@@ -97,6 +97,9 @@ class Choice(StrEnum):
     FALLBACK = "fallback"  # the first choice failed before its first byte
     LIMIT = "limit"  # the policy's `limits` leave the lightest model alone
     OVERLOADED = "overloaded"  # the first choice had no place, or none in time
+    ACCEPTED = "cascade-accepted"  # the lightest model was tried first, and the check was confident of its answer
+    ESCALATED = "cascade-escalated"  # the check was not, or could not tell, or there was no answer to check
+    KEPT = "cascade-kept"  # the check was not, and nobody better could answer, or none in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,15 @@ Body = Whole | EventStream | ByteStream | Tunnel
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of one call to a backend."""
+
+    backend: str
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
@@ -178,6 +190,7 @@ class Provenance:
     fingerprint: str = ""  # hits: of the stored answer
     output_tokens: int = 0  # hits: of the stored answer; 0 where it does not tell
     upstream_s: float = 0.0  # hits: how long the stored answer took to come
+    beside: tuple[Usage, ...] = ()  # calls that were made for this answer, and are paid for, but are not this answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,17 @@ class Telemetry(Collector):
             "Answers of the light model chosen to be compared with the large one's, by what came of it",
             ("route", "outcome"),
         )
+        self.cascade = Counter(
+            "nearhit_cascade_total",
+            "Requests whose complexity asked for a better model, by what came of the lightest one's answer",
+            ("route", "outcome"),
+        )
+        self.shadow = Counter(
+            "nearhit_shadow_total",
+            "Misses asked of the shadow backend, by how its answer compares",
+            ("route", "outcome"),
+        )
+        self.shadow_cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars that shadows cost", ("route",))
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )

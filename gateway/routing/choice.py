@@ -23,6 +23,8 @@ class Decision:
     reason: Choice
     promised: bool = False  # there is a budget, and the choice is predicted to keep it
     late: bool = False  # there is one, and nobody is
+    trial: str | None = None  # the backend whose answer is checked before these are asked
+    trial_skipped: bool = False  # there is none, for want of time
 
 
 def only(backend: str) -> Decision:

@@ -11,7 +11,19 @@ from gateway.cache.admission import judged, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.errors import StoreUnavailable
-from gateway.messages import Admission, Call, Entry, Event, EventStream, Request, Response, Vector, Verdict, Whole
+from gateway.messages import (
+    Admission,
+    Call,
+    Entry,
+    Event,
+    EventStream,
+    Request,
+    Response,
+    Usage,
+    Vector,
+    Verdict,
+    Whole,
+)
 from gateway.pipeline import Handler
 from gateway.policy.model import Route
 from gateway.ports import Clock, Inspection, NearStore, VectorIndex
@@ -180,8 +192,10 @@ class Admit:
         )
 
     def _cost(self, response: Response, inspection: Inspection) -> float:
-        price = self._prices.get(response.provenance.backend or "", Price())
-        return price.of(inspection.input_tokens, inspection.output_tokens)
+        """Of all calls that were made for the answer."""
+        origin = response.provenance
+        usages = (Usage(origin.backend or "", inspection.input_tokens, inspection.output_tokens), *origin.beside)
+        return sum(self._prices.get(u.backend, Price()).of(u.input_tokens, u.output_tokens) for u in usages)
 
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""

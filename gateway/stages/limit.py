@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.bodies import Guarded, with_end
 from gateway.credentials import key_of
 from gateway.errors import LimitReached
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Call, Event, EventStream, Request, Response, Usage, Whole
 from gateway.pipeline import Handler
 from gateway.policy.limits import Per
 from gateway.policy.model import Route
@@ -72,8 +72,8 @@ class Limit:
         self._route = route
         self._quotas = quotas
         self._prices = prices
-        self._dearest = [prices.get(name, Price()) for name in route.target.backends]
-        self._largest = route.target.tiers[-1].backend
+        self._dearest = [prices.get(name, Price()) for name in route.target.members]
+        self._largest = route.target.tiers[-1]
         if any(rule.caps for rule in route.limits) and all(price == Price() for price in self._dearest):
             said = "a cap on costs holds nothing back: no backend of the route has a price"
             LOG.warning(said, extra={"fields": {"route": route.name}})
@@ -103,7 +103,7 @@ class Limit:
         except BaseException:  # the client has left: what the backend has read by then is paid for
             account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
             raise
-        if response.provenance.backend != self._largest:
+        if response.provenance.backend not in self._largest.members:
             self._quotas.give_back(grant, not_large(asked, grant.taken))
         response = replace(response, headers=with_headers(response.headers, headers_of(asked, grant.taken)))
         return self._counted(request.call, response, account)
@@ -117,12 +117,13 @@ class Limit:
         return Estimate(read + written, round(dollars * MICROS))
 
     def _cost(self, backend: str | None, read: int, written: int) -> Estimate:
-        price = self._dearest[-1] if backend is None else self._prices.get(backend, Price())
+        price = self._prices.get(backend or self._largest.backend, Price())
         return Estimate(read + written, round(price.of(read, written) * MICROS))
 
     def _counted(self, call: Call | None, response: Response, account: _Account) -> Response:
         """Closes the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
+        account.beside = self._summed(response.provenance.beside)
         if call is None or response.status != 200 or not isinstance(body, Whole | EventStream):
             return with_end(response, lambda: account.close(Estimate()))
         if isinstance(body, Whole):
@@ -143,6 +144,10 @@ class Limit:
             account.close(self._real(call, backend, whole, seen[0], streamed=True))
 
         return replace(response, body=EventStream(Guarded(counted(), over, source=body.events)))
+
+    def _summed(self, usages: Sequence[Usage]) -> Estimate:
+        costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]
+        return Estimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
 
     def _real(
         self, call: Call, backend: str | None, payload: Sequence[bytes], pieces: int, *, streamed: bool
@@ -166,12 +171,14 @@ class _Account:
         self._grant = grant
         self._open = True
         self.demands = [a.demand for a in asked]
+        self.beside = Estimate()  # of calls that were made for the answer and are not the answer
 
     def close(self, real: Estimate) -> None:
         if not self._open:
             return
         self._open = False
         stage, route = self._stage, self._stage._route.name
+        real = Estimate(real.tokens + self.beside.tokens, real.micros + self.beside.micros)
         stage._quotas.settle(self._grant, self.demands, returns_of(self._asked, self._grant.taken, real))
         stage._telemetry.limits_tokens.add(route, amount=real.tokens)
         stage._telemetry.limits_cost.add(route, amount=real.micros / MICROS)

@@ -1,0 +1,75 @@
+"""How sure a model was of each token, where its answer tells: by dialect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.dialects.openai_answers import reading
+from gateway.dialects.openai_merge import CHAT, DONE, assembled
+from gateway.errors import Malformed
+from gateway.messages import Call
+
+
+class TokenOdds(Protocol):
+    """What a dialect has for the log probabilities of an answer's tokens."""
+
+    def asked(self, call: Call) -> Call:
+        """The same call, asking for them beside the answer; `call` itself where its client asks for them already."""
+
+    def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
+        """Natural logarithms, one a token of the first choice; empty where the answer has none."""
+
+    def hidden(self, call: Call, data: bytes) -> bytes:
+        """A whole body, or one event's data, as if they had not been asked for."""
+
+
+class OpenAIOdds:
+    """`logprobs`, of chat completions and of completions."""
+
+    def asked(self, call: Call) -> Call:
+        if call.operation == CHAT:
+            return call if call.body.get("logprobs") else _with(call, True)
+        given = call.body.get("logprobs")
+        return call if given is not None and given is not False else _with(call, 1)  # the least that all servers heed
+
+    def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
+        try:
+            with reading():
+                body = assembled(call.operation, payload) if streamed else orjson.loads(payload[0])
+                told = body["choices"][0].get("logprobs") or {}
+                if call.operation != CHAT:
+                    return [float(value) for value in told.get("token_logprobs") or () if value is not None]
+                return [float(token["logprob"]) for token in told.get("content") or ()]
+        except Malformed:
+            return ()
+
+    def hidden(self, call: Call, data: bytes) -> bytes:
+        if data == DONE or b'"logprobs"' not in data:
+            return data
+        try:
+            body = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return data
+        choices = body.get("choices") if isinstance(body, dict) else None
+        if not isinstance(choices, list):
+            return data
+        shown = [_without(choice) if isinstance(choice, dict) else choice for choice in choices]
+        return orjson.dumps({**body, "choices": shown})
+
+
+def odds_of(dialect: str) -> TokenOdds | None:
+    """None where a dialect has no place for them."""
+    return OpenAIOdds() if dialect == "openai" else None
+
+
+def _with(call: Call, logprobs: Any) -> Call:
+    return replace(call, body={**call.body, "logprobs": logprobs})
+
+
+def _without(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Null, as in the answer to whom does not ask."""
+    return {key: None if key == "logprobs" else value for key, value in choice.items()}

@@ -1,0 +1,52 @@
+"""Builds what the misses of a route end in: half a page of the composition root."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gateway.asking import Answered, Asking
+from gateway.cascade import Cascade
+from gateway.checks import Checks
+from gateway.deciding import Deciding
+from gateway.grader import Grader
+from gateway.messages import Bypass, Request
+from gateway.policy.model import Route
+from gateway.routing.choice import Decision
+from gateway.stages.dispatch import Ask, Dispatch, Seen
+from gateway.trials import Trials
+
+if TYPE_CHECKING:
+    from gateway.chains import Parts
+
+
+def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
+    deciding = deciding_of(route, parts)
+    ask = _ask(route, parts, deciding)
+    return Dispatch(
+        route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, _seen(route, parts)
+    )
+
+
+def deciding_of(route: Route, parts: Parts) -> Deciding:
+    return Deciding(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+
+
+def _ask(route: Route, parts: Parts, deciding: Deciding) -> Ask:
+    rule, asking = route.target.cascade, Asking(parts.pools, parts.clock, parts.telemetry)
+    if rule is not None:
+        checks = Checks(rule, asking, Grader(parts.pools), parts.space.embedder)
+        trials = Trials(rule, asking, checks)
+        return Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time).answer
+
+    async def ask(request: Request, decision: Decision) -> Answered:
+        return await asking.first_answer(request, decision.backends)
+
+    return ask
+
+
+def _seen(route: Route, parts: Parts) -> Seen | None:
+    rule = route.target.shadow
+    if rule is None:
+        return None
+    return partial(parts.shadows.watched, rule=rule, comparisons=parts.space.comparisons)
