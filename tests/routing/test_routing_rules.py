@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Answer as Script
-from tests.fixtures.upstream import Upstream, completion
+from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -257,6 +257,27 @@ async def test_an_audit_asks_the_large_model_what_the_light_one_has_answered(
         assert shown["labels"] == {"audit": 5}
         assert (shown["calibration"]["shift"] > 0) is not same
         assert shown["large_share"] == 0.0, "what the gateway asks itself is no part of the share"
+
+
+async def test_an_audit_reads_streams_and_gives_up_on_what_fails(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    async def cut(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, "one two three four", cut=True)
+
+    async def same(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, "The river Danube flows through ten countries.")
+
+    light.answer = large.answer = same
+    rule = policy("escalate_above: 1.0, audit: 100%")
+    async with gateway_of(config(tmp_path, light, large), rule) as served:
+        counted = served.gateway.parts.telemetry.light_audits.values
+        assert (await served.chat("What flows where?", stream=True)).status == 200
+        await until(lambda: counted.get(("default", "as-good")) == 1)
+        large.answer = cut
+        assert (await served.chat("What else flows where?", stream=True)).status == 200
+        await until(lambda: counted.get(("default", "failed")) == 1)
+        assert (await routing(served))["labels"] == {"audit": 1}
 
 
 async def test_explain_says_which_rule_decides_and_the_threshold_now(
