@@ -101,7 +101,7 @@ def with_end(response: Response, over: Callable[[], None]) -> Response:
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
         return replace(response, body=Tunnel(Ending(body.upstream, over)))
-    if isinstance(body, Whole) or response.status != 200:
+    if isinstance(body, Whole) or response.status >= 400:
         over()
         return response
     if isinstance(body, EventStream):

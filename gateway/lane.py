@@ -74,6 +74,7 @@ class Lane:
         self.breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
+        self._telling = 0  # those of them from which latencies are learnt
         self._waits = Waits()
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
         self._clock = clock
@@ -100,7 +101,7 @@ class Lane:
     def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
         """What it would take now. None while nothing recent is known, `UNTOLD` while somebody is finding out."""
         known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
-        return UNTOLD if known is None and self.load > 0 else known
+        return UNTOLD if known is None and self._telling > 0 else known
 
     async def call(self, request: Request, patience_s: float | None = None) -> Response:
         """Sends the call and keeps the books. Raises `BackendError` where it fails before its first byte, `GivenUp`
@@ -108,6 +109,7 @@ class Lane:
         call = request.call
         sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, self._clock.monotonic())
         self.load += 1
+        self._telling += sent.asked is not None
         try:
             response = await self._first_byte(request, sent, patience_s)
         except BaseException as error:
@@ -201,6 +203,7 @@ class Lane:
     def _over(self, sent: _Sent) -> None:
         """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
         self.load -= 1
+        self._telling -= sent.asked is not None
         now = self._clock.monotonic()
         if sent.first is None and sent.pace is not None:
             sent.pace.outlasted(now - sent.at, now)

@@ -142,7 +142,16 @@ class Pool:
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
         """The models it offers, as OpenAI model objects. Raises `BackendError`."""
-        return await self._first(request, self._clock.monotonic()).backend.models(request)
+        now = self._clock.monotonic()
+        first = self._first(request, now)
+        failure: BackendError | None = None
+        for lane in [first, *(other for other in _in_service(self.lanes, now) if other is not first)]:
+            try:
+                return await lane.backend.models(request)
+            except BackendError as error:
+                failure = failure or error
+        assert failure is not None  # there is at least one
+        raise failure
 
     async def close(self) -> None:
         for lane in self.lanes:

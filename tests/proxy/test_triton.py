@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.demo.test_triton_models import cancelled
+from tests.demo.test_triton_models import cancelled, metrics
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream, serving
@@ -81,6 +82,27 @@ async def test_a_chat_is_answered_streamed_and_whole_alike(front: Front, triton:
     assert whole.usage.completion_tokens > 0
     assert chunks[-1].usage == whole.usage
     assert whole.model == name
+
+
+async def test_of_two_upstreams_the_one_that_is_there_answers_and_names_are_mapped(
+    front: Front, triton: RunningTriton
+) -> None:
+    gone = f"grpc://127.0.0.1:{free_ports(1)[0]}"
+    backend = {"adapter": "triton", "upstreams": [gone, triton.url], "model": "large", "models": {"gpt*": "light"}}
+    before = [await succeeded(triton, name) for name in ("light", "large")]
+    async with front(main=backend) as (_, client):
+        for name in ("gpt-4o", "other"):
+            for _ in range(2):
+                afresh = {"extra_headers": {"Cache-Control": "no-store"}}
+                answer = await client.chat.completions.create(model=name, **ASK, **afresh)
+                assert (answer.model, answer.choices[0].finish_reason) == (name, "stop")
+    assert [await succeeded(triton, name) for name in ("light", "large")] == [count + 2 for count in before]
+
+
+async def succeeded(triton: RunningTriton, model: str) -> float:
+    """How many calls the model has answered."""
+    found = re.search(rf'nv_inference_request_success{{model="{model}",version="1"}} (\S+)', await metrics(triton))
+    return float(found[1]) if found else 0.0
 
 
 async def test_the_first_piece_arrives_while_the_model_still_writes(front: Front, triton: RunningTriton) -> None:

@@ -127,11 +127,12 @@ async def test_the_clients_close_code_reaches_the_backend(served: Served, backen
 
 async def test_a_client_that_is_gone_ends_the_session_upstream(served: Served, backend: Realtime) -> None:
     socket = await opened(served)
-    assert served.gateway.parts.pools["main"].inflight == 1
+    pool = served.gateway.parts.pools["main"]
+    assert (pool.inflight, pool.load) == (1, 1)
     transport = socket._response.connection.transport
     transport.abort()
     await until(lambda: len(backend.codes) == 1)
-    await until(lambda: served.gateway.parts.pools["main"].inflight == 0)
+    await until(lambda: (pool.inflight, pool.load) == (0, 0))
     assert served.gateway.data_port.inflight == 0
 
 

@@ -103,6 +103,7 @@ class Model(RuleBasedStateMachine):
             expected = rested and alone
             if expected:
                 self.probe = self.now
+        assert self.breaker.ready(self.now) == expected
         assert self.breaker.allow(self.now) == expected
 
     @invariant()

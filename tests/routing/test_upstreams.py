@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gateway.lane import COOLDOWN_S, FAILURES
 from gateway.routing.breaker import State
+from gateway.routing.latency import Asked
 from gateway.routing.retry import MINIMUM
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
@@ -461,3 +462,34 @@ async def test_a_kept_connection_that_was_closed_is_no_failure_and_a_fresh_one_i
         only.answer = drops_once
         assert (await served.chat("kept")).status == 200
         assert (len(only.calls), dropped) == (4, 2)
+
+
+async def test_what_is_predicted_is_what_the_slowest_that_may_be_chosen_takes(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    """Of two that are drawn the slower one is not asked, so that the slowest of three never is."""
+    async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
+        pool, asked = served.gateway.parts.pools["main"], Asked(route="default")
+        assert pool.predict(asked, clock.monotonic()) is None
+        for lane, seconds in zip(pool.lanes, (0.1, 1.0, 5.0), strict=True):
+            for _ in range(100):
+                lane.latency.observe(
+                    asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=0, now=clock.monotonic()
+                )
+        predicted = pool.predict(asked, clock.monotonic())
+        assert predicted is not None
+        assert 0.9 < predicted.total_s < 2.0
+        pool.lanes[0].breaker.eject(clock.monotonic())
+        pool.lanes[1].breaker.eject(clock.monotonic())
+        predicted = pool.predict(asked, clock.monotonic())
+        assert predicted is not None
+        assert predicted.total_s > 4.0, "there is no other"
+
+
+async def test_models_are_listed_by_whoever_can(upstreams: list[Upstream], tmp_path: Path) -> None:
+    upstreams[0].answer = dropping
+    two = {**main(upstreams[:2]), "other": {"adapter": "openai", "url": upstreams[2].url}}
+    async with gateway_of(config_of(tmp_path, two), TWO_TIERS) as served:
+        for _ in range(5):
+            listed = (await served.get("/v1/models")).json["data"]
+            assert {model["id"] for model in listed} == {"b-model", "c-model"}
