@@ -52,7 +52,8 @@ class Checks:
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or all(other.text is None for other in others):
             return Checked(None, beside)
-        return Checked(agreement([await self._same(call, text, other.text) for other in others]), beside)
+        labels = [await self._same(call, text, other.text) for other in others]
+        return Checked(agreement(label is Label.RIGHT for label in labels), beside)
 
     async def verifier(self, request: Request, call: Call, answer: Held) -> Checked:
         """What is plainly no answer is doubted at once. Otherwise the judge's grade; without a judge how near the

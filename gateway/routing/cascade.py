@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.cache.control.wrong_hits import Label
 from gateway.messages import Call, Choice
 from gateway.policy.targets import Check
 from gateway.routing.choice import Decision, fits
@@ -83,13 +82,13 @@ def token_confidence(logprobs: Sequence[float]) -> float | None:
     shows, and a form that is given (JSON) makes an answer look surer than it is. None where there are no tokens."""
     if not logprobs:
         return None
-    return math.exp(min(0.0, max(-745.0, math.fsum(logprobs) / len(logprobs))))
+    return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
 
 
-def agreement(labels: Iterable[Label]) -> float | None:
+def agreement(agrees: Iterable[bool]) -> float | None:
     """The share of the other samples that say what the answer says; what cannot be told does not agree. None without
     any other sample."""
-    said = [label is Label.RIGHT for label in labels]
+    said = list(agrees)
     return sum(said) / len(said) if said else None
 
 

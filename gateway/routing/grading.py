@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.cache.judging import MAX_CHARACTERS
-
+MAX_CHARACTERS = 8000  # of the question and of the answer; what is longer is not graded
 MAX_TOKENS = 8
 BEST = 10
 _GRADE = re.compile(r"(10|\d)(?:\s*/\s*10)?\.?")
