@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, GivenUp, RateLimited
 from gateway.lane import Lane
 from gateway.messages import Request, Response
+from gateway.outcomes import Outcome, cost_nothing, due, final, let_go, repeatable
 from gateway.ports import Clock, Crowd
 from gateway.routing.balance import UNKNOWN_S, Candidate, cheaper_of_two, sticky
 from gateway.routing.breaker import State
@@ -21,7 +21,6 @@ from gateway.routing.conversation import Sticky, sticky_key
 from gateway.routing.latency import CONFIDENCE, Asked, Prediction
 from gateway.routing.outliers import is_outlier, may_eject
 from gateway.routing.retry import (
-    IDEMPOTENT,
     Again,
     RetryBudget,
     after_answer,
@@ -32,7 +31,6 @@ from gateway.routing.retry import (
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.upstreams")
-Outcome = Response | BackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +126,14 @@ class Pool:
                 self._telemetry.retries.add(self.name, "recovered" if recovered else "failed")
             following = self._following(request, lane, tried, again)
             if following is None:
-                return _final(outcome)
-            if following in tried or not _cost_nothing(outcome):
+                return final(outcome)
+            if following in tried or not cost_nothing(outcome):
                 pause_s = self._pause_s(request, retries, outcome)
                 if pause_s is None:
-                    return _final(outcome)
+                    return final(outcome)
                 retries += 1
                 self._note(request, lane, outcome)
-                await _let_go(outcome)
+                await let_go(outcome)
                 await asyncio.sleep(pause_s)
             lane = following
             tried.append(lane)
@@ -175,7 +173,7 @@ class Pool:
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
         ready = [lane for lane in askable if lane.breaker.ready(now)]
         probes = [lane for lane in ready if lane.breaker.state(now) is State.HALF_OPEN]
-        if probes and (len(probes) == len(ready) or _repeatable(request)):
+        if probes and (len(probes) == len(ready) or repeatable(request)):
             return probes[0]  # else nothing might ever ask the one that is known to have been bad
         return self._chosen(request, _in_service(askable, now), now)
 
@@ -224,7 +222,7 @@ class Pool:
                 again = Again.ANYBODY  # it may be all there is by now
         if failed:
             self._eject_if_outlier(lane)
-        return again if _repeatable(request, sent=sent) else Again.NOBODY
+        return again if repeatable(request, sent=sent) else Again.NOBODY
 
     def _eject_if_outlier(self, lane: Lane) -> None:
         now = self._clock.monotonic()
@@ -242,9 +240,9 @@ class Pool:
         """How long to wait before the next attempt; None: there is none."""
         if retries + 1 >= self._rules.attempts:
             return None
-        now, due = self._clock.monotonic(), _due(request)
+        now, until = self._clock.monotonic(), due(request)
         pause_s = 0.0 if isinstance(outcome, GivenUp) else backoff_s(retries, self._draw())
-        if now + pause_s >= due:
+        if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
             return None
         if not self._budget.left(now) and not isinstance(outcome, GivenUp):  # who was given up, was so for this
@@ -255,10 +253,10 @@ class Pool:
 
     def _patience_s(self, request: Request, tried: Sequence[Lane], retries: int) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
-        now, due = self._clock.monotonic(), _due(request)
-        if math.isinf(due) or due <= now or retries + 1 >= self._rules.attempts:
+        now, until = self._clock.monotonic(), due(request)
+        if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
-        if not _repeatable(request) or not self._budget.left(now):
+        if not repeatable(request) or not self._budget.left(now):
             return None
         others = [
             lane
@@ -271,7 +269,7 @@ class Pool:
             return None
         paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
         known = [seconds for seconds in paces if seconds is not None]
-        return patience_s(due - now, min(known) if known else None)
+        return patience_s(until - now, min(known) if known else None)
 
     def _note(self, request: Request, lane: Lane, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
@@ -283,33 +281,3 @@ def _in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:
     """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
     closed = [lane for lane in lanes if lane.breaker.state(now) is State.CLOSED]
     return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes
-
-
-def _repeatable(request: Request, *, sent: bool = True) -> bool:
-    """Calls that a dialect knows change nothing upstream. What passes through may: it is repeated only where that is
-    harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where nothing of it was sent."""
-    if request.call is not None or not sent:
-        return True
-    return request.method in IDEMPOTENT and request.source.replayable
-
-
-def _cost_nothing(outcome: Outcome) -> bool:
-    """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
-    asked once in this way."""
-    return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
-
-
-def _due(request: Request) -> float:
-    dues = [due for due in (request.deadline, request.ttft_deadline) if due is not None]
-    return min(dues, default=math.inf)
-
-
-def _final(outcome: Outcome) -> Response:
-    if isinstance(outcome, Response):
-        return outcome
-    raise outcome
-
-
-async def _let_go(outcome: Outcome) -> None:
-    if isinstance(outcome, Response):
-        await close_body(outcome.body)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.http_backend import HttpBackend
+from gateway.adapters.http_session import open_session
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.upstreams import GrpcUpstream, HttpUpstream

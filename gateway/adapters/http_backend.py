@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -17,6 +15,7 @@ from yarl import URL
 
 from gateway.adapters.gate import Gate, Place
 from gateway.adapters.http_headers import NOT_SENT, request_headers, response_headers
+from gateway.adapters.http_session import Connection
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.adapters.sse import SSEParser
 from gateway.bodies import Guarded
@@ -173,7 +172,7 @@ class HttpBackend:
                 headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
         elif body is None:
             data = request.source.stream()
-        connection = _Connection()
+        connection = Connection()
         attempt = partial(
             self._session.request,
             method or request.method,
@@ -212,18 +211,6 @@ class HttpBackend:
         elif "content-length" in request.headers:
             headers.append(("Content-Length", request.headers["content-length"]))
         return headers
-
-
-@dataclass(slots=True)
-class _Connection:
-    """What is known of the connection that a request goes over."""
-
-    kept: bool = False  # it had served another request before
-
-
-async def _kept(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-    if isinstance(context.trace_request_ctx, _Connection):
-        context.trace_request_ctx.kept = True
 
 
 class _Exchange:
@@ -344,19 +331,3 @@ class _Exchange:
         else:
             self._response.close()
         self._place.leave()
-
-
-def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
-    """A session of one backend. Bodies are left as they are: no decompression, no cookies, no redirects."""
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_kept)
-    return aiohttp.ClientSession(
-        trace_configs=[trace],
-        connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        # The client's headers are sent as they are, and none in its name.
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        trust_env=False,
-    )

@@ -12,7 +12,8 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from gateway.adapters.http_backend import HttpBackend, open_session
+from gateway.adapters.http_backend import HttpBackend
+from gateway.adapters.http_session import open_session
 from gateway.adapters.system_clock import SystemClock
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.bodies import close_body

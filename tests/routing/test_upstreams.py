@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -493,3 +494,45 @@ async def test_models_are_listed_by_whoever_can(upstreams: list[Upstream], tmp_p
         for _ in range(5):
             listed = (await served.get("/v1/models")).json["data"]
             assert {model["id"] for model in listed} == {"b-model", "c-model"}
+
+
+async def test_whatever_goes_wrong_nothing_stays_in_flight_and_retries_keep_to_their_budget(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    chance = random.Random(11)
+
+    async def cut(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, "one two three four", cut=True)
+
+    async def well(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if call.get("stream"):
+            return await stream(request, call, "one two three four")
+        return web.json_response(completion(call, "done"))
+
+    async def silent(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await asyncio.get_running_loop().create_future()
+
+    scripts = [well] * 6 + [dropping, answering(500), answering(503), answering(429), cut, silent]
+
+    async def anything(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await chance.choice(scripts)(request, call)
+
+    for upstream in upstreams:
+        upstream.answer = anything
+    keys = {"timeouts": {"first_byte": "200ms"}, "adaptive": False, "sticky": "conversation"}
+    async with gateway_of(config_of(tmp_path, main(upstreams, **keys)), NO_CACHE) as served:
+        pool = served.gateway.parts.pools["main"]
+        for _ in range(8):
+            headers = {"x-latency-budget-ms": "150"}
+            calls = [
+                asyncio.create_task(served.chat(f"{i % 7}", stream=i % 2 == 0, headers=headers if i % 5 == 0 else None))
+                for i in range(40)
+            ]
+            for call in calls[::6]:
+                await asyncio.sleep(0)
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        await until(lambda: pool.load == pool.inflight == 0)
+        assert [lane.backend.crowd.queued for lane in pool.lanes] == [0, 0, 0]
+        asked = 320
+        assert sum(counts(upstreams)) <= asked + 0.2 * asked + MINIMUM

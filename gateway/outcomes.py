@@ -1,0 +1,45 @@
+"""What came of asking an upstream once, and whether it may be asked about again."""
+
+from __future__ import annotations
+
+import math
+
+from gateway.bodies import close_body
+from gateway.errors import BackendError
+from gateway.messages import Request, Response
+from gateway.routing.retry import IDEMPOTENT
+
+Outcome = Response | BackendError
+
+
+def repeatable(request: Request, *, sent: bool = True) -> bool:
+    """Calls that a dialect knows change nothing upstream. What passes through may: it is repeated only where that is
+    harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where nothing of it was sent."""
+    if request.call is not None or not sent:
+        return True
+    return request.method in IDEMPOTENT and request.source.replayable
+
+
+def cost_nothing(outcome: Outcome) -> bool:
+    """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
+    asked once in this way."""
+    return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
+
+
+def due(request: Request) -> float:
+    """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
+    dues = [at for at in (request.deadline, request.ttft_deadline) if at is not None]
+    return min(dues, default=math.inf)
+
+
+def final(outcome: Outcome) -> Response:
+    """Raises what was an error."""
+    if isinstance(outcome, Response):
+        return outcome
+    raise outcome
+
+
+async def let_go(outcome: Outcome) -> None:
+    """Of an answer that nobody will read."""
+    if isinstance(outcome, Response):
+        await close_body(outcome.body)
