@@ -536,3 +536,23 @@ async def test_whatever_goes_wrong_nothing_stays_in_flight_and_retries_keep_to_t
         assert [lane.backend.crowd.queued for lane in pool.lanes] == [0, 0, 0]
         asked = 320
         assert sum(counts(upstreams)) <= asked + 0.2 * asked + MINIMUM
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_upload_that_reached_nobody_goes_on_to_another_upstream_whole(
+    upstreams: list[Upstream], tmp_path: Path, streamed: bool
+) -> None:
+    (port,) = free_ports(1)
+    body = b"0123456789" * 20_000
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    gone = {"url": f"http://127.0.0.1:{port}/v1", "weight": 1000}
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "upstreams": [gone, upstreams[0].url]}})
+    async with gateway_of(config, NO_CACHE) as served:
+        data = pieces() if streamed else body
+        async with served.session.post(served.url + "/v1/files", data=data) as response:
+            assert (response.status, await response.read()) == (200, body)
+        assert len(upstreams[0].calls) == 1
