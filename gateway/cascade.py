@@ -17,7 +17,8 @@ from gateway.trials import Trials, Tried
 
 
 class Cascade:
-    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget."""
+    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `told`
+    hears of every check that came to something: whether it had the light model's answer pass."""
 
     def __init__(
         self,
@@ -26,12 +27,14 @@ class Cascade:
         asking: Asking,
         telemetry: Telemetry,
         in_time: Callable[[Request, str], bool],
+        told: Callable[[Request, bool], None],
     ) -> None:
         self._accept_above = accept_above
         self._trials = trials
         self._asking = asking
         self._telemetry = telemetry
         self._in_time = in_time
+        self._told = told
 
     async def answer(self, request: Request, decision: Decision) -> Answered:
         """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
@@ -42,6 +45,8 @@ class Cascade:
             return await self._asking.first_answer(request, decision.backends)
         tried = await self._trials.of(request, call, light)
         confidence = tried.checked.confidence
+        if confidence is not None:
+            self._told(request, confidence > self._accept_above)
         if tried.answer is not None and confidence is not None and confidence > self._accept_above:
             self._count(request, "accepted")
             return Answered(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,12 +38,23 @@ def _ask(route: Route, parts: Parts, deciding: Deciding) -> Ask:
     if rule is not None:
         checks = Checks(rule, asking, Grader(parts.pools), parts.space.embedder)
         trials = Trials(rule, asking, checks)
-        return Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time).answer
+        return Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, _told(parts)).answer
 
     async def ask(request: Request, decision: Decision) -> Answered:
         return await asking.first_answer(request, decision.backends)
 
     return ask
+
+
+def _told(parts: Parts) -> Callable[[Request, bool], None]:
+    def told(request: Request, passed: bool) -> None:
+        """Counted, and no more: a check is no comparison of two answers, and one that is too strict, which hears of
+        every hard request, would soon have the route take all of them for hard."""
+        score = request.trace.complexity
+        if score is not None and not request.unasked:
+            parts.escalations.observe(request.route, score, light_was_worse=not passed, source="cascade", weight=0.0)
+
+    return told
 
 
 def _seen(route: Route, parts: Parts) -> Seen | None:

@@ -102,6 +102,15 @@ async def test_an_unsure_answer_is_never_seen_and_a_better_model_is_asked(cascad
     assert counted(served, "cascade") == {"escalated": 1}
 
 
+async def test_what_checks_say_is_counted_and_teaches_nothing(cascade: Behind) -> None:
+    served, upstreams = cascade
+    for seed, probability in enumerate((0.5, 0.5, 0.9)):
+        upstreams["small"].answer = sure(probability)
+        await served.chat(HARD, seed=seed)
+    labels = served.gateway.parts.telemetry.routing_labels.values
+    assert labels == {("default", "cascade", "worse"): 2, ("default", "cascade", "as-good"): 1}
+
+
 async def test_what_is_easy_is_not_checked(cascade: Behind) -> None:
     served, upstreams = cascade
     upstreams["small"].answer = sure(0.1)

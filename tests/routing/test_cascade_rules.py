@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import orjson
@@ -10,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.cache.answers import joined, passages
 from gateway.dialects.odds import OpenAIOdds, odds_of
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.messages import Call, Choice
+from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.routing.cascade import (
     SAMPLE_TEMPERATURE,
     agreement,
@@ -228,6 +234,27 @@ def test_what_is_plainly_no_answer_is_doubted(answer: str) -> None:
 )
 def test_a_wrong_answer_in_good_form_is_not(answer: str) -> None:
     assert not doubtful("What is the boiling point of water", answer)
+
+
+def test_nearness_tells_an_answer_off_the_subject_and_no_wrong_one() -> None:
+    """What the built-in verifier is worth, on 16 questions with answers written by hand: of those off the subject 15
+    are held off at 0.2, at the price of no right one; wrong ones lie where right ones lie."""
+    try:
+        encoder = OnnxEncoder(default_model_dir() / "all-MiniLM-L6-v2")
+    except (ModelMissing, ModelCorrupt) as reason:
+        pytest.skip(str(reason))
+
+    def nearness(question: str, answer: str) -> float:
+        first, second = (joined([e.vector for e in encoder.encode(passages(text))]) for text in (question, answer))
+        return float(first @ second)
+
+    lines = Path(__file__).with_name("answers_to_questions.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    found = {kind: [nearness(row["question"], row[kind]) for row in rows] for kind in ("right", "wrong", "astray")}
+    assert sum(value > 0.2 for value in found["right"]) == len(rows) == 16
+    assert sum(value > 0.2 for value in found["astray"]) <= 1
+    assert sum(value > 0.2 for value in found["wrong"]) >= 12
+    assert abs(median(found["right"]) - median(found["wrong"])) < 0.1
 
 
 def test_a_table_of_like_lines_is_no_loop() -> None:
