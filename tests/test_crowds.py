@@ -110,10 +110,11 @@ async def test_an_error_is_for_those_who_had_joined_and_later_ones_ask_themselve
     tasks = await crowd(served, 50)
     upstream.gate.set()
     assert {answer.status for answer in await asyncio.gather(*tasks)} == {status}
-    assert len(upstream.calls) == 1
+    once = 2 if status == 503 else 1  # for all of them together: a lone upstream that is overloaded is asked once more
+    assert len(upstream.calls) == once
     upstream.gate.clear()
     later = [asyncio.create_task(served.chat("hi")) for _ in range(5)]
-    await until(lambda: len(upstream.calls) == 6)
+    await until(lambda: len(upstream.calls) == once + 5)
     upstream.answer = None
     upstream.gate.set()
     assert {answer.text for answer in await asyncio.gather(*later)} == {"upstream answers: hi"}

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from gateway.admin.server import PAGE_HEADERS
 from tests.fixtures.chromium import Element, find_or_install_chromium, load
-from tests.fixtures.gateways import TIERS
+from tests.fixtures.gateways import BOTH_CACHES, TIERS
+from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
 
 CHECKOUT = Path(__file__).parents[2]
@@ -173,6 +174,20 @@ async def test_shows_which_rule_chooses_the_large_model(chromium: str, upstream:
     assert cells[:2] == ["quality: 0.9", f"{known['threshold']:.2f}"]
     assert cells[3] == f"{100 * kept['part']:.1f} % ({100 * kept['low']:.1f} % to {100 * kept['high']:.1f} %)"
     assert cells[4] == "none; frozen"
+    assert page.console == []
+
+
+async def test_shows_each_of_several_upstreams(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
+    gone = f"http://127.0.0.1:{free_ports(1)[0]}/v1"
+    backend = {"adapter": "openai", "upstreams": [upstream.url, gone]}
+    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"main": backend}}))
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "default.yaml").write_text(BOTH_CACHES)
+    async with serving(tmp_path) as gateway:
+        await gateway.chat("How do I reset my password?")
+        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
+    cells = table(page.document.by_id("backends").all("table")[0])
+    assert cells["main"] == cells[f"– {upstream.url}"] == cells[f"– {gone}"] == ["closed", "0"]
     assert page.console == []
 
 
