@@ -5,11 +5,31 @@ from __future__ import annotations
 import math
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError
+from gateway.errors import BackendError, BackendFull, GivenUp
 from gateway.messages import Request, Response
-from gateway.routing.retry import IDEMPOTENT
+from gateway.routing.retry import IDEMPOTENT, Again, after_answer, after_failure
 
 Outcome = Response | BackendError
+
+
+def again(outcome: Outcome, request: Request, *, waits: bool) -> Again:
+    """Who may be asked after it. `waits`: the upstream said when it wants to be asked again."""
+    if isinstance(outcome, Response):
+        whom, sent = after_answer(outcome.status, waits=waits), True
+    elif isinstance(outcome, BackendFull):
+        return Again.OTHERS
+    else:
+        whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
+        if isinstance(outcome, GivenUp):
+            whom = Again.ANYBODY  # it may be all there is by now
+    return whom if repeatable(request, sent=sent) else Again.NOBODY
+
+
+def failed(outcome: Outcome) -> bool:
+    """Whether it speaks against the upstream."""
+    if isinstance(outcome, Response):
+        return outcome.status >= 500
+    return not isinstance(outcome, BackendFull | GivenUp)
 
 
 def repeatable(request: Request, *, sent: bool = True) -> bool:

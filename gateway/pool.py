@@ -6,28 +6,24 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import BackendError, BackendFull, GivenUp, RateLimited
+from gateway.errors import BackendError, GivenUp, RateLimited
+from gateway.hedging import Asked as AskedOf
+from gateway.hedging import Hedging
 from gateway.lane import Lane
 from gateway.messages import Request, Response
-from gateway.outcomes import Outcome, cost_nothing, due, final, let_go, repeatable
+from gateway.outcomes import Outcome, again, cost_nothing, due, failed, final, let_go, repeatable
 from gateway.ports import Clock, Crowd
 from gateway.routing.balance import UNKNOWN_S, Candidate, cheaper_of_two, sticky
 from gateway.routing.breaker import State
 from gateway.routing.conversation import Sticky, sticky_key
+from gateway.routing.hedge import HedgeRules
 from gateway.routing.latency import CONFIDENCE, Asked, Prediction
 from gateway.routing.outliers import is_outlier, may_eject
-from gateway.routing.retry import (
-    Again,
-    RetryBudget,
-    after_answer,
-    after_failure,
-    backoff_s,
-    patience_s,
-)
+from gateway.routing.retry import Again, RetryBudget, backoff_s, patience_s
 from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.upstreams")
@@ -40,6 +36,7 @@ class PoolRules:
     sticky: Sticky = "off"
     retry_share: float = 0.2  # of the calls
     attempts: int = 2  # of one call, the first one included
+    hedge: HedgeRules | None = None
 
 
 class Pool:
@@ -61,6 +58,7 @@ class Pool:
         self._rules = rules
         self._draw = draw
         self._budget = RetryBudget(rules.retry_share)
+        self._hedging = Hedging(rules.hedge, self.lanes, clock, telemetry)
 
     @property
     def http(self) -> bool:
@@ -119,12 +117,14 @@ class Pool:
         lane = self._first(request, now)
         tried, retries = [lane], 0
         while True:
-            outcome = await self._ask(lane, request, tried, retries)
-            again = self._again(outcome, lane, request)
+            came = await self._ask(lane, request, tried, retries)
+            whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
+            lane, outcome = came[-1].lane, came[-1].outcome
+            tried += [each.lane for each in came if each.lane not in tried]
             if retries:
-                recovered = isinstance(outcome, Response) and again is Again.NOBODY
+                recovered = isinstance(outcome, Response) and whom is Again.NOBODY
                 self._telemetry.retries.add(self.name, "recovered" if recovered else "failed")
-            following = self._following(request, lane, tried, again)
+            following = self._following(request, lane, tried, whom)
             if following is None:
                 return final(outcome)
             if following in tried or not cost_nothing(outcome):
@@ -155,14 +155,22 @@ class Pool:
         for lane in self.lanes:
             await lane.backend.close()
 
-    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
-        """One upstream, once. Whoever wants to ask a second one meanwhile (a hedge) does it here: both are before their
-        first byte."""
-        lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
-        try:
-            return await lane.call(request, self._patience_s(request, tried, retries))
-        except BackendError as error:
-            return error
+    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
+        """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
+
+        async def ask(lane: Lane, request: Request) -> Outcome:
+            lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
+            try:
+                return await lane.call(request, self._patience_s(request, {*tried, lane}, retries))
+            except BackendError as error:
+                return error
+
+        delay_s = None if retries else self._hedging.delay_s(lane, request)
+        if delay_s is None:
+            return [AskedOf(lane, await ask(lane, request))]
+        return await self._hedging.asked(
+            ask, lane, request, delay_s, lambda others: self._chosen(request, others, self._clock.monotonic())
+        )
 
     def _first(self, request: Request, now: float) -> Lane:
         """Raises `RateLimited`."""
@@ -209,20 +217,9 @@ class Pool:
         return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
 
     def _again(self, outcome: Outcome, lane: Lane, request: Request) -> Again:
-        if isinstance(outcome, Response):
-            waits = lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0
-            again = after_answer(outcome.status, waits=waits)
-            failed, sent = outcome.status >= 500, True
-        else:
-            again = after_failure(outcome.status, retryable=outcome.retryable)
-            failed, sent = not isinstance(outcome, BackendFull | GivenUp), outcome.sent
-            if isinstance(outcome, BackendFull):
-                return Again.OTHERS
-            if isinstance(outcome, GivenUp):
-                again = Again.ANYBODY  # it may be all there is by now
-        if failed:
+        if failed(outcome):
             self._eject_if_outlier(lane)
-        return again if repeatable(request, sent=sent) else Again.NOBODY
+        return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
 
     def _eject_if_outlier(self, lane: Lane) -> None:
         now = self._clock.monotonic()
@@ -251,7 +248,7 @@ class Pool:
         self._budget.spend(now)
         return pause_s
 
-    def _patience_s(self, request: Request, tried: Sequence[Lane], retries: int) -> float | None:
+    def _patience_s(self, request: Request, tried: Collection[Lane], retries: int) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
         now, until = self._clock.monotonic(), due(request)
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:

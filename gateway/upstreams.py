@@ -14,6 +14,7 @@ from gateway.lane import Lane, Upstream
 from gateway.parts import secret
 from gateway.pool import Pool, PoolRules
 from gateway.ports import Clock
+from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames
 from gateway.telemetry import Telemetry
 
@@ -32,11 +33,16 @@ def build_pools(
             [Lane(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
             clock,
             telemetry,
-            PoolRules(section.sticky, section.retries.budget, section.retries.attempts),
+            _rules(section),
             draw,
         )
         for name, section in config.backends.items()
     }
+
+
+def _rules(section: OpenAIBackendConfig | TritonBackendConfig) -> PoolRules:
+    hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
+    return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
 
 
 def _upstreams(

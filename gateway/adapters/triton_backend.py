@@ -129,7 +129,7 @@ class TritonBackend:
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         events = self._events(first, pieces, answer, call)
         if call.stream:
-            return Response(200, SSE, EventStream(Guarded(events, place.leave)))
+            return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))
         try:
             payload = [event.data async for event in events]
         except StreamBroken as error:

@@ -11,6 +11,7 @@ from gateway.config.fields import EnvironmentName, Text
 from gateway.config.upstreams import (
     GrpcUpstream,
     GrpcUpstreams,
+    HedgeOrOff,
     HttpUpstream,
     HttpUpstreams,
     ModelMap,
@@ -64,6 +65,7 @@ class OpenAIBackendConfig(Section):
     adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
+    hedge: HedgeOrOff = None
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 
@@ -91,6 +93,7 @@ class TritonBackendConfig(Section):
     adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
+    hedge: HedgeOrOff = None
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,10 +11,12 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from gateway.config.fields import EnvironmentName, Text
 from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
 from gateway.faults import show
-from gateway.units import Share
+from gateway.units import Share, parse_positive_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 MAX_UPSTREAMS = 256
+MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
+_QUANTILE = re.compile(r"p([5-9]\d(?:\.\d)?)", re.ASCII)
 _Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -37,6 +40,39 @@ class Retries(Section):
 
     budget: Share = 0.2  # of the calls of the last ten seconds; 0: never
     attempts: Annotated[int, Field(ge=1, le=10)] = 2  # of one call, the first one included
+
+
+def _quantile(value: object) -> float:
+    """`p95` -> 0.95"""
+    match = _QUANTILE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected a percentile from p50 to p99.9 such as p95, got {show(value)}")
+    return float(match[1]) / 100
+
+
+def _hedge_budget(value: object) -> float:
+    share = parse_positive_share(value)
+    if share > MOST_HEDGED:
+        raise ValueError(f"expected a share of at most {MOST_HEDGED:.0%}, got {show(value)}")
+    return share
+
+
+class Hedge(Section):
+    """When a second upstream is asked while the first one has not answered."""
+
+    after: Annotated[float, BeforeValidator(_quantile, json_schema_input_type=str)] = 0.95  # of its predicted latency
+    budget: Annotated[float, BeforeValidator(_hedge_budget, json_schema_input_type=str | float)] = 0.05  # of the calls
+
+
+def _hedge(value: object) -> object:
+    """YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text. `on` is a hedge as it is by default."""
+    if value is None or value is False or value == "off":
+        return None
+    if value is True or value == "on":
+        return Hedge()
+    if isinstance(value, dict | Hedge):
+        return value
+    raise ValueError(f"expected off, on or {{after: p95, budget: 5%}}, got {show(value)}")
 
 
 def _http_upstream(value: object) -> HttpUpstream:
@@ -82,10 +118,16 @@ Sticky = Annotated[
 ]
 """What is kept on one upstream, where its KV cache lies."""
 
+HedgeOrOff = Annotated[Hedge | None, BeforeValidator(_hedge, json_schema_input_type=Hedge | str | bool | None)]
+"""None: a call goes to one upstream at a time."""
+
 
 def address_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
-    """`url` or `upstreams`, and no address twice."""
+    """`url` or `upstreams`, no address twice, and another one where calls are to be hedged."""
     upstreams = given.get("upstreams")
+    alone = isinstance(upstreams, list | tuple) and len(upstreams) == 1
+    if ("upstreams" not in given or alone) and given.get("hedge") not in (None, False, "off"):
+        yield Problem("hedge", "asks a second upstream and there is one, expected two in 'upstreams', or off")
     if "url" in given and "upstreams" in given:
         yield Problem("upstreams", "stands instead of 'url', expected one of the two")
     elif "url" not in given and "upstreams" not in given:

@@ -1,0 +1,112 @@
+"""When a call is hedged, and how often at most."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ports import Crowd
+from gateway.routing.hedge import (
+    BURST,
+    SHORTEST_S,
+    HedgeBudget,
+    Hedged,
+    delay_s,
+    has_room,
+    hedgeable,
+    held_back,
+)
+
+SECONDS = st.floats(0, 1e4)
+CROWDS = st.builds(Crowd, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
+ROOM, FULL, QUEUE = Crowd(0, 4, 0), Crowd(4, 4, 0), Crowd(4, 4, 1)
+
+
+@given(st.lists(st.booleans(), max_size=400), st.floats(0.001, 0.2))
+def test_hedges_never_exceed_their_share_of_any_run_of_calls(wanted: list[bool], share: float) -> None:
+    """After each call in turn, from any earlier one on; from the first one on without the burst."""
+    budget = HedgeBudget(share)
+    hedged = [0]
+    for want in wanted:
+        budget.asked()
+        hedged.append(hedged[-1] + (want and budget.spend()))
+    for end, sent in enumerate(hedged):
+        assert sent <= share * end + 1e-6
+        for begin in range(0, end, 7):
+            assert sent - hedged[begin] <= share * (end - begin) + BURST + 1e-6
+
+
+@given(st.integers(1, 400))
+def test_where_every_call_is_slow_a_twentieth_is_hedged_and_no_less(calls: int) -> None:
+    budget, sent = HedgeBudget(0.05), 0
+    for _ in range(calls):
+        budget.asked()
+        sent += budget.spend()
+    assert sent == calls // 20
+
+
+def test_a_quiet_time_saves_up_a_burst_and_no_more() -> None:
+    budget = HedgeBudget(0.05)
+    for _ in range(10_000):
+        budget.asked()
+    assert [budget.spend() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
+
+
+@given(st.none() | SECONDS | st.just(math.inf), SECONDS | st.just(math.inf), st.none() | SECONDS)
+def test_the_delay_is_what_is_predicted_and_leaves_the_other_one_time(
+    predicted: float | None, remaining: float, other: float | None
+) -> None:
+    delay = delay_s(predicted, remaining, other)
+    if predicted is None or math.isinf(predicted):
+        assert delay is None
+    elif delay is not None:
+        assert delay == max(predicted, SHORTEST_S)
+        assert delay + (other or 0.0) < remaining
+    else:
+        assert max(predicted, SHORTEST_S) + (other or 0.0) >= remaining
+
+
+@given(st.lists(CROWDS, max_size=4), CROWDS, st.booleans())
+def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Crowd], first: Crowd, left: bool) -> None:
+    budget = HedgeBudget(1.0)
+    if left:
+        budget.asked()
+    why_not = held_back(budget, [first, *others], others)
+    if why_not is None:
+        assert left
+        assert any(map(has_room, others))
+        assert not any(crowd.queued for crowd in [first, *others])
+    assert budget.spend() == (left and why_not is not None), "only what is sent is taken from the budget"
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "why_not"),
+    [
+        (ROOM, [], Hedged.ALONE),
+        (ROOM, [FULL], Hedged.OVERLOADED),
+        (QUEUE, [ROOM], Hedged.OVERLOADED),
+        (ROOM, [FULL, ROOM], None),
+        (FULL, [ROOM], None),
+    ],
+)
+def test_why_a_hedge_is_held_back(first: Crowd, others: list[Crowd], why_not: Hedged | None) -> None:
+    budget = HedgeBudget(1.0)
+    budget.asked()
+    assert held_back(budget, [first, *others], others) is why_not
+
+
+def call(**body: Any) -> Any:
+    return SimpleNamespace(body=body)
+
+
+def test_what_may_not_run_twice_is_not_hedged() -> None:
+    assert hedgeable(call(messages=[], tools=[{"type": "function"}]), unasked=False)
+    assert hedgeable(call(messages=[], store=False), unasked=False)
+    assert not hedgeable(call(messages=[], store=True), unasked=False)
+    assert not hedgeable(None, unasked=False)
+    assert not hedgeable(call(messages=[]), unasked=True)

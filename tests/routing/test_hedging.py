@@ -1,0 +1,314 @@
+"""Calls that are hedged, over real sockets: who wins, what becomes of the other, and when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.lane import Lane
+from gateway.routing.latency import Asked
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.upstream import Answer as Script
+from tests.fixtures.upstream import Upstream, chunk, completion, serving
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(30)
+
+NO_CACHE = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    route: {backend: main}
+"""
+TOOK_S = 0.15  # on the clock of the gateway; hedges wait for about as long in fact, and a busy machine has to be faster
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Upstream, Upstream]]:
+    """The calls go to the first one, as it is the cheaper one by far; hedges go to the second one."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(serving(Upstream(name))) for name in "ab"]
+        yield first, second
+
+
+def main(pair: tuple[Upstream, ...], **keys: Any) -> dict[str, Any]:
+    first, *others = [upstream.url for upstream in pair]
+    listed = [{"url": first, "weight": 1000}, *others]
+    return {"main": {"adapter": "openai", "upstreams": listed, "hedge": {"budget": 0.2}, **keys}}
+
+
+async def known(served: Served, pair: tuple[Upstream, ...], clock: FakeClock, calls: int = 20) -> None:
+    """What the first one takes is known, and the budget has so many calls. Then it holds its answers back."""
+
+    async def taking(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(TOOK_S)
+        return web.json_response(completion(call, "a answers"))
+
+    pair[0].answer = taking
+    for i in range(calls):
+        assert (await served.chat(f"known {i}")).text == "a answers"
+    assert len(pair[1].calls) == 0
+    pair[0].answer = None
+    pair[0].gate.clear()
+
+
+def hedges(served: Served) -> dict[str, float]:
+    return {outcome: count for (outcome,), count in served.gateway.parts.telemetry.hedges.values.items()}
+
+
+def lanes(served: Served) -> tuple[Lane, ...]:
+    return served.gateway.parts.pools["main"].lanes
+
+
+def inflight(served: Served) -> list[tuple[int, int]]:
+    return [(lane.load, lane.backend.crowd.inflight) for lane in lanes(served)]
+
+
+def answering(status: int) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    return answer
+
+
+async def test_the_second_upstream_answers_and_the_first_call_is_cancelled(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        answer = await served.chat("slow")
+        assert answer.text == "b answers: slow"
+        assert hedges(served) == {"won": 1}
+        assert inflight(served) == [(0, 0), (0, 0)], "the place of who lost is free"
+        await until(pair[0].left.is_set)
+        assert pair[0].cancelled == 1
+        assert pair[1].calls[0].json == pair[0].calls[-1].json
+
+
+async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_takes(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async def later(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(1.0)
+        return web.json_response(completion(call, "b answers"))
+
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[1].answer = later
+        lane = lanes(served)[0]
+        before = lane.predict(Asked(route="default"), clock.monotonic(), 0.95)
+        await served.chat("slow")
+        after = lane.predict(Asked(route="default"), clock.monotonic(), 0.95)
+        assert before is not None
+        assert after is not None
+        assert after.total_s > 1.5 * before.total_s
+        assert lane.slowest_s() == pytest.approx(1.0)
+
+
+async def test_the_first_upstream_may_answer_after_all(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[1].gate.clear()
+        asking = asyncio.create_task(served.chat("slow"))
+        await until(pair[1].arrived.is_set)
+        pair[0].gate.set()
+        assert (await asking).text == "a answers: slow"
+        assert hedges(served) == {"lost": 1}
+        assert inflight(served) == [(0, 0), (0, 0)]
+        await until(pair[1].left.is_set)
+
+
+async def test_a_stream_is_hedged_before_its_first_byte_and_never_after_it(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    paused, go_on = asyncio.Event(), asyncio.Event()
+
+    async def in_two_parts(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(chunk(call, {"content": "one"}))
+        paused.set()
+        await go_on.wait()
+        await response.write(chunk(call, {"content": " two"}, "stop") + b"data: [DONE]\n\n")
+        return response
+
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[1].answer = in_two_parts
+        asking = asyncio.create_task(served.chat("slow", stream=True))
+        await until(paused.is_set)
+        await until(pair[0].left.is_set)
+        assert hedges(served) == {"won": 1}
+
+        pair[0].gate.set()
+        pair[0].answer, pair[1].answer = in_two_parts, None
+        paused.clear()
+        other = asyncio.create_task(served.chat("slow after its first byte", stream=True))
+        await until(paused.is_set)
+        await asyncio.wait({other}, timeout=4 * TOOK_S)  # many times the delay: nothing must come of it
+        go_on.set()
+        assert [b"one" in (await each).body for each in (asking, other)] == [True, True]
+        assert hedges(served) == {"won": 1}
+        assert inflight(served) == [(0, 0), (0, 0)]
+
+
+async def test_a_client_that_leaves_cancels_both(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[1].gate.clear()
+        asking = asyncio.create_task(served.chat("slow"))
+        await until(pair[1].arrived.is_set)
+        asking.cancel()
+        await until(pair[0].left.is_set)
+        await until(pair[1].left.is_set)
+        await until(lambda: inflight(served) == [(0, 0), (0, 0)])
+        assert hedges(served) == {"cancelled": 1}
+
+
+async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock, calls=4)  # no budget yet: the call waits on
+        asking = asyncio.create_task(served.chat("slow"))
+        await until(lambda: pair[0].calls[-1].json["messages"][0]["content"] == "slow")
+        asking.cancel()
+        await until(pair[0].left.is_set)
+        await until(lambda: inflight(served) == [(0, 0), (0, 0)])
+
+
+async def test_no_more_than_the_budget_is_hedged(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    config = config_of(tmp_path, main(pair, hedge={"after": "p90", "budget": "5%"}))
+    async with gateway_of(config, NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock, calls=39)
+        assert (await served.chat("slow")).text == "b answers: slow"
+        assert (await served.chat("slow too")).text == "b answers: slow too"
+        asking = asyncio.create_task(served.chat("slow again"))
+        await until(lambda: hedges(served).get("budget"))
+        pair[0].gate.set()
+        assert (await asking).text == "a answers: slow again"
+        assert hedges(served) == {"won": 2, "budget": 1}
+
+
+async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    config = config_of(tmp_path, main(pair, max_concurrency=1, adaptive="off"))
+    async with gateway_of(config, NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
+        await until(lambda: hedges(served).get("overloaded"))
+        assert len(pair[1].calls) == 0
+        pair[0].gate.set()
+        assert {(await each).status for each in asking} == {200}
+
+
+async def test_while_the_first_one_fails_the_second_one_decides(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[0].answer = answering(503)
+        pair[1].gate.clear()
+        asking = asyncio.create_task(served.chat("slow"))
+        await until(pair[1].arrived.is_set)
+        pair[0].gate.set()
+        await until(lambda: lanes(served)[0].load == 0)
+        pair[1].gate.set()
+        assert (await asking).text == "b answers: slow"
+        assert hedges(served) == {"won": 1}
+        assert len(pair[0].calls) == 21, "no retry: there was an answer"
+        assert inflight(served) == [(0, 0), (0, 0)]
+
+
+async def test_where_both_fail_the_retries_decide_as_ever(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[0].answer = pair[1].answer = answering(503)
+        pair[1].gate.clear()
+        asking = asyncio.create_task(served.chat("slow"))
+        await until(pair[1].arrived.is_set)
+        pair[0].gate.set()
+        await until(lambda: lanes(served)[0].load == 0)
+        pair[1].gate.set()
+        assert (await asking).status == 503
+        assert hedges(served) == {"failed": 1}
+        assert len(pair[0].calls) - 20 + len(pair[1].calls) == 3, "two at once, and one retry"
+
+
+@pytest.mark.parametrize("keys", [{"hedge": "off"}, {"hedge": None}])
+async def test_without_a_hedge_the_first_one_is_waited_for(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock, keys: dict[str, Any]
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair, **keys)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        asking = asyncio.create_task(served.chat("slow"))
+        await asyncio.wait({asking}, timeout=4 * TOOK_S)
+        pair[0].gate.set()
+        assert (await asking).text == "a answers: slow"
+        assert (hedges(served), len(pair[1].calls)) == ({}, 0)
+
+
+@pytest.mark.parametrize("ask", ["store", "upload", "deadline"])
+async def test_what_may_not_be_sent_twice_or_could_not_help_is_not(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock, ask: str
+) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        if ask == "store":
+            asked: Any = served.chat("slow", store=True)
+        elif ask == "upload":
+            asked = served.post("/v1/files", b"x" * 100)
+        else:
+            asked = served.chat("slow", headers={"x-slo-ttft-ms": str(1e3 * TOOK_S / 2)})
+        asking = asyncio.create_task(asked)
+        await until(lambda: sum(lane.load for lane in lanes(served)) == 1)
+        await asyncio.wait({asking}, timeout=4 * TOOK_S)
+        pair[0].gate.set()
+        assert (await asking).status == 200
+        assert hedges(served) == {}
+
+
+async def test_the_upstreams_time_is_counted_once(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    async def later(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(2.0)
+        return web.json_response(completion(call, "b answers"))
+
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        pair[1].answer = later
+        answer = await served.chat("slow")
+        timing = dict(part.split(";dur=") for part in answer.headers["Server-Timing"].split(", "))
+        assert float(timing["upstream"]) == pytest.approx(2000, abs=1)
+
+
+async def test_the_metric_and_the_page_tell(pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock) -> None:
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock)
+        await served.chat("slow")
+        async with aiohttp.ClientSession() as session, session.get(served.admin_url + "/metrics") as response:
+            assert 'nearhit_hedges_total{outcome="won"} 1.0' in await response.text()
