@@ -63,6 +63,7 @@ def _add_purge(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tenant", help="its name, or the first 12 digits of its hash, or more")
     command.add_argument("--route", metavar="NAME")
     command.add_argument("--model", metavar="NAME", help="as the client named it")
+    command.add_argument("--backend", metavar="NAME", help="that gave the answer, such as a canary")
     command.add_argument("--older-than", metavar="DURATION", help="such as 1d")
     command.add_argument("--fingerprint", metavar="HEX")
     command.add_argument("--like", metavar="TEXT", help="everything close to this question")
@@ -242,6 +243,7 @@ def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
         "tenant": arguments.tenant,
         "route": arguments.route,
         "model": arguments.model,
+        "backend": arguments.backend,
         "older_than": arguments.older_than,
         "fingerprint": arguments.fingerprint,
         "like": arguments.like,

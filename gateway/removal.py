@@ -90,7 +90,14 @@ class Removal:
         before = None if wanted.older_than_s is None else self._clock.wall() - wanted.older_than_s
         near = None if wanted.like is None else await self._near(wanted.like, wanted.min_similarity)
         return Conditions(
-            frozenset(wanted.tags), wanted.tenant, wanted.route, wanted.model, before, wanted.fingerprint, near
+            frozenset(wanted.tags),
+            wanted.tenant,
+            wanted.route,
+            wanted.model,
+            before,
+            wanted.fingerprint,
+            near,
+            wanted.backend,
         )
 
     async def _near(self, text: str, similarity: float) -> Near:

@@ -26,6 +26,7 @@ class Wanted:
     older_than_s: float | None = None
     fingerprint: str | None = None
     all: bool = False
+    backend: str | None = None
 
     def described(self) -> dict[str, Any]:
         """Without texts that users wrote."""
@@ -34,6 +35,7 @@ class Wanted:
             "tenant": self.tenant and self.tenant[:SHOWN_DIGITS],
             "route": self.route,
             "model": self.model,
+            "backend": self.backend,
             "like": self.like is not None,
             "min_similarity": None if self.like is None else self.min_similarity,
             "older_than_s": self.older_than_s,

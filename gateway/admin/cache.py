@@ -33,6 +33,7 @@ class PurgeBody(Section):
     tenant: Word | None = None
     route: Word | None = None
     model: Word | None = None
+    backend: Word | None = None
     like: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
     min_similarity: Annotated[float, Field(ge=0, le=1)] = 0.8
     older_than: PositiveDuration | None = None
@@ -47,6 +48,7 @@ class PurgeBody(Section):
             tenant=self.tenant,
             route=self.route,
             model=self.model,
+            backend=self.backend,
             like=self.like,
             min_similarity=self.min_similarity,
             older_than_s=self.older_than,
@@ -55,8 +57,8 @@ class PurgeBody(Section):
         )
         if not wanted.described():
             raise BadRequest(
-                "no condition is given: expected tags, tenant, route, model, like, older_than, fingerprint, "
-                'or "all": true'
+                "no condition is given: expected tags, tenant, route, model, backend, like, older_than, "
+                'fingerprint, or "all": true'
             )
         return wanted
 

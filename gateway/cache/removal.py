@@ -58,6 +58,7 @@ class Conditions:
     before: float | None = None  # wall clock: the answer was made at or before it
     fingerprint: str | None = None
     near: Near | None = None
+    backend: str | None = None  # that gave the answer
 
     def hold(self, entry: Entry, placed: Placed | None = None) -> bool:
         """`placed`: the entry's own vector, where it is known."""
@@ -66,6 +67,7 @@ class Conditions:
             and (self.tenant is None or same_tenant(self.tenant, entry.tenant))
             and self.route in (None, entry.route)
             and self.model in (None, entry.model)
+            and self.backend in (None, entry.backend)
             and (self.before is None or entry.created <= self.before)
             and self.fingerprint in (None, entry.fingerprint)
             and (self.near is None or self.near.holds(entry, placed))
@@ -83,6 +85,7 @@ class Conditions:
                     (self.tenant, other.tenant),
                     (self.route, other.route),
                     (self.model, other.model),
+                    (self.backend, other.backend),
                     (self.fingerprint, other.fingerprint),
                 )
             )
@@ -207,6 +210,7 @@ def encode(ban: Ban) -> bytes:
             "tenant": c.tenant,
             "route": c.route,
             "model": c.model,
+            "backend": c.backend,
             "before": c.before,
             "fingerprint": c.fingerprint,
             "near": near and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.found), near.embedder],
@@ -236,6 +240,7 @@ def _conditions(fields: Mapping[str, Any]) -> Conditions:
         before=fields["before"],
         fingerprint=fields["fingerprint"],
         near=near and _near(*near),
+        backend=fields.get("backend"),  # those of older gateways have none
     )
 
 

@@ -30,16 +30,16 @@ NAMES = st.sampled_from(["a", "b", "c"])
 MAYBE = st.none() | NAMES
 TIMES = st.integers(0, 40).map(lambda i: NOW + i)
 ENTRIES = st.builds(
-    lambda name, tags, tenant, route, model, created, upstream_s, imported: entry_of(
-        name, tags=tuple(tags), tenant=tenant, route=route, model=model, created=created, upstream_s=upstream_s,
-        expires=created + 100, imported=imported,
+    lambda name, tags, tenant, route, model, backend, created, upstream_s, imported: entry_of(
+        name, tags=tuple(tags), tenant=tenant, route=route, model=model, backend=backend, created=created,
+        upstream_s=upstream_s, expires=created + 100, imported=imported,
     ),
-    NAMES, st.lists(NAMES, max_size=2), NAMES, NAMES, NAMES, TIMES, st.integers(0, 20).map(float),
+    NAMES, st.lists(NAMES, max_size=2), NAMES, NAMES, NAMES, NAMES, TIMES, st.integers(0, 20).map(float),
     st.just(0.0) | TIMES,
 )  # fmt: skip
 CONDITIONS = st.builds(
     Conditions, tags=st.frozensets(NAMES, max_size=2), tenant=MAYBE, route=MAYBE, model=MAYBE, before=st.none() | TIMES,
-    fingerprint=st.none() | NAMES.map(hexed),
+    fingerprint=st.none() | NAMES.map(hexed), backend=MAYBE,
 )  # fmt: skip
 BANS = st.builds(
     Ban, id=st.uuids().map(str), at=TIMES, until=st.integers(1, 400).map(lambda i: NOW + i), conditions=CONDITIONS
@@ -75,6 +75,7 @@ def test_what_an_operator_brings_back_afterwards_is_not_covered() -> None:
         ({"tenant": "acm"}, False),
         ({"route": "default", "model": "m"}, True),
         ({"route": "default", "model": "other"}, False),
+        ({"backend": "other"}, False),
         ({"before": NOW}, True),
         ({"before": NOW - 1}, False),
         ({"fingerprint": hexed("a")}, True),

@@ -59,6 +59,10 @@ async def test_a_canarys_answer_is_the_routes_answer(tmp_path: Path) -> None:
         hit = await served.chat("Hi")
         assert hit.cache_status.startswith("nearhit; hit")
         assert hit.text.startswith("next")
+        for name, removed in (("current", 0), ("next", 1)):
+            async with served.session.post(served.admin_url + "/admin/cache/purge", json={"backend": name}) as response:
+                assert (await response.json())["removed"] == removed
+        assert "fwd=miss" in (await served.chat("Hi")).cache_status, "a rollback can take back what a canary said"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
