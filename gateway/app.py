@@ -92,7 +92,7 @@ class Gateway:
             before_scrape=self.gauges.sample,
             routes=[
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
-                *ExplainRequests(lambda: self.policy, parts).routes(),
+                *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.routing.routes(),

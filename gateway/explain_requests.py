@@ -22,9 +22,9 @@ PATH = "/admin/explain"
 
 
 class ExplainRequests:
-    """`policy` gives the one in force."""
+    """`policy` and `parts` give those in force: a held one would keep a former index from being freed."""
 
-    def __init__(self, policy: Callable[[], Policy], parts: Parts) -> None:
+    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts]) -> None:
         self._policy = policy
         self._parts = parts
 
@@ -43,14 +43,15 @@ class ExplainRequests:
         return json_answer(found.as_json())
 
     async def _explained(self, value: object) -> Explanation:
-        request, call = request_of(value, self._parts.clock, "the body")
+        parts = self._parts()
+        request, call = request_of(value, parts.clock, "the body")
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         embedding = None
         if call.question is not None:
             with suppress(EmbedderUnavailable):  # a request would go on without, too
-                embedding = await self._parts.space.embedder.embed(call.question)
+                embedding = await parts.space.embedder.embed(call.question)
         request = replace(routed(request, request.body, call, route), embedding=embedding)
-        deciding = deciding_of(route, self._parts)
+        deciding = deciding_of(route, parts)
         decision = deciding.decide(request)
         return explanation_of(request, call, route, embedding, decision, deciding.outlook(request))
