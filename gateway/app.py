@@ -22,7 +22,7 @@ from gateway.admin.stats import Stats
 from gateway.background import run_within
 from gateway.chains import Parts, build_parts, route_chains
 from gateway.config import Config
-from gateway.dialects.known import DIALECTS
+from gateway.dialects.known import DIALECTS, shape_of_errors
 from gateway.errors import NotFound
 from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
@@ -143,7 +143,7 @@ class Gateway:
                     telemetry,
                     inflight=lambda: self.data_port.inflight,
                     max_inflight=self.config.server.max_inflight,
-                    fallback=DIALECTS[0],
+                    shape=shape_of_errors,
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
                 Feedback(parts.memory, parts.spaces, parts.escalations, telemetry),  # no route of its own

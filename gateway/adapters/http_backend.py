@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -13,22 +11,29 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from gateway.adapters.gate import Gate, Place
-from gateway.adapters.http_headers import NOT_SENT, request_headers, response_headers
+from gateway.adapters.gate import Gate
+from gateway.adapters.http_exchange import Exchange
+from gateway.adapters.http_headers import (
+    NOT_SENT,
+    own_headers,
+    request_headers,
+    speaks_anthropic,
+    translated_headers,
+)
 from gateway.adapters.http_session import Connection
+from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
-from gateway.adapters.sse import SSEParser
-from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
-from gateway.errors import BackendError, BadRequest, StreamBroken
-from gateway.messages import ByteStream, Event, EventStream, Request, Response, Tunnel, Whole
-from gateway.ports import Clock, Crowd
+from gateway.dialects.translation import TRANSLATIONS
+from gateway.dialects.translation.models import openai_model
+from gateway.errors import BackendError, BadRequest
+from gateway.messages import Call, Request, Response, Tunnel
+from gateway.ports import Clock, Crowd, Outgoing, Translated
 from gateway.precedence import Priority
 from gateway.routing.naming import ModelNames
 
-MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
-TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
@@ -65,6 +70,7 @@ class HttpBackend:
         self._not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
         self._not_sent_when_read = self._not_sent | ENCODINGS
         self._timeouts = timeouts
+        self._clock = clock
         self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
 
     def url(self, path: str, query: str) -> URL:
@@ -83,27 +89,34 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Response:
         call = request.call
-        if call is not None and call.dialect.name != self.speaks:
-            raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
+        translated = None if call is None or call.dialect.name == self.speaks else self._translated(call)
         if call is None and request.headers.get("upgrade", "").lower() == "websocket":
             upgraded = await self._websocket(request)
             if upgraded is not None:
                 return upgraded
         place = await self._gate.enter(request)
         try:
-            response = await self._open(request)
+            response = await self._open(request, translated)
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
             place.leave()
             raise
         place.answered(request, response.status)
-        exchange = _Exchange(self.name, response, place, self._timeouts)
+        exchange = Exchange(self.name, response, place, self._timeouts)
         try:
-            return await exchange.answer(parse=request.call is not None)
+            answer = await exchange.answer(parse=request.call is not None)
+            return answer if translated is None else await in_the_clients_dialect(self.name, answer, translated)
         except BaseException:
             exchange.close()
             raise
+
+    def _translated(self, call: Call) -> Translated:
+        """Raises `BadRequest`."""
+        translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
+        if translation is None:
+            raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
+        return translation(call, model=self._models.sent_for(call.model), created=int(self._clock.wall()))
 
     async def _websocket(self, request: Request) -> Response | None:
         """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8): it is then asked without,
@@ -128,11 +141,11 @@ class HttpBackend:
     async def models(self, request: Request) -> list[dict[str, Any]]:
         place = await self._gate.enter(request)
         try:
-            async with await self._open(request, method="GET", path="/v1/models", body=b"") as response:
+            async with await self._open(request, listing=True) as response:
                 async with asyncio.timeout(self._timeouts.first_byte):
                     listed = orjson.loads(await response.read())
                 if response.status == 200:
-                    return [model for model in listed["data"] if isinstance(model, dict)]
+                    return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
         except (orjson.JSONDecodeError, KeyError, TypeError, aiohttp.ClientError, TimeoutError):
             pass
         finally:
@@ -152,30 +165,29 @@ class HttpBackend:
         await self._session.close()
 
     async def _open(
-        self, request: Request, *, method: str | None = None, path: str | None = None, body: bytes | None = None
+        self, request: Request, translated: Translated | None = None, *, listing: bool = False
     ) -> aiohttp.ClientResponse:
-        """Status and headers of the answer. Raises `BackendError`."""
-        call = request.call
-        data: bytes | AsyncIterator[bytes] | None = body
-        headers = self._headers(request)
-        target, query = path or request.path, "" if path else request.query
-        if body is None and call is not None:
-            sent = call.dialect.outgoing(
-                request.path,
-                call,
-                model=self._models.sent_for(call.model),
-                kept=bool(request.fingerprint) or request.metered,
-            )
+        """Status and headers of the answer. `listing`: of the list of models. Raises `BackendError`."""
+        call = None if listing else request.call
+        foreign = self._theirs(request) if listing else translated is not None
+        headers = self._headers(request, foreign=foreign)
+        method, target, query = request.method, request.path, request.query
+        data: bytes | AsyncIterator[bytes] | None = None
+        if listing:
+            method, target, query = "GET", "/v1/models", ALL_MODELS.get(self.speaks, "")
+        elif call is not None:
+            sent = self._outgoing(request, call) if translated is None else translated.outgoing
             target, data = sent.path, sent.body
+            query = query if translated is None else ""
             if sent.headers:
                 instead = {name.lower() for name, _ in sent.headers}
                 headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
-        elif body is None:
+        else:
             data = request.source.stream()
         connection = Connection()
         attempt = partial(
             self._session.request,
-            method or request.method,
+            method,
             self.url(target, query),
             headers=headers,
             data=data or None,
@@ -201,133 +213,23 @@ class HttpBackend:
             said = f"backend '{self.name}' cannot be reached ({type(error).__name__})"
             raise BackendError(said, sent=not isinstance(error, aiohttp.ClientConnectorError)) from None
 
-    def _headers(self, request: Request) -> list[tuple[str, str]]:
+    def _outgoing(self, request: Request, call: Call) -> Outgoing:
+        model, kept = self._models.sent_for(call.model), bool(request.fingerprint) or request.metered
+        return call.dialect.outgoing(request.path, call, model=model, kept=kept)
+
+    def _theirs(self, request: Request) -> bool:
+        """Whether a request that no dialect reads comes from a client of another one."""
+        return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
+
+    def _headers(self, request: Request, *, foreign: bool = False) -> list[tuple[str, str]]:
+        """`foreign`: they are another dialect's, and are put in words of this one."""
         read_here = request.call is not None  # the answer will be, and the request's body was already decoded
         headers = request_headers(request.headers, self._not_sent_when_read if read_here else self._not_sent)
-        if self._api_key is not None:
-            headers.append(("Authorization", f"Bearer {self._api_key}"))
+        if foreign:
+            headers = translated_headers(headers, self.speaks)
+        headers += own_headers(headers, self.speaks, self._api_key)
         if read_here:
             headers.append(("Accept-Encoding", "identity"))
         elif "content-length" in request.headers:
             headers.append(("Content-Length", request.headers["content-length"]))
         return headers
-
-
-class _Exchange:
-    """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
-
-    def __init__(self, name: str, response: aiohttp.ClientResponse, place: Place, timeouts: Timeouts) -> None:
-        self._name = name
-        self._response = response
-        self._place = place
-        self._timeouts = timeouts
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeouts.total
-
-    async def answer(self, *, parse: bool) -> Response:
-        response = self._response
-        first = await self._first()
-        headers = response_headers(response.headers)
-        encoded = response.headers.get("content-encoding", "identity") != "identity"
-        if parse and not encoded and response.content_type == "text/event-stream" and response.status == 200:
-            return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)))
-        if not parse:
-            return Response(response.status, headers + self._length(), self._opaque(first))
-        data, complete = await self._collect(first)
-        if not complete:
-            return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)))
-        self.close()
-        return Response(response.status, headers, Whole(data))
-
-    async def _first(self) -> bytes:
-        """The first piece of the body; empty where there is none."""
-        content = self._response.content
-        try:
-            if content.is_eof():  # it came whole, with its head: no waiting, no timer
-                return await content.readany()
-            self._acknowledge()
-            async with asyncio.timeout(self._timeouts.first_byte):
-                return await content.readany()
-        except TimeoutError:
-            raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise BackendError(f"backend '{self._name}' broke off ({type(error).__name__})") from None
-
-    def _length(self) -> tuple[tuple[str, str], ...]:
-        """What passes through undecoded keeps its length; of an answer to HEAD it is all there is of the body."""
-        length = self._response.headers.get("content-length")
-        return () if length is None else (("Content-Length", length),)
-
-    def _opaque(self, first: bytes) -> Whole | ByteStream:
-        if self._response.content.at_eof():
-            self.close()
-            return Whole(first)
-        return ByteStream(Guarded(self._bytes(first), self.close))
-
-    async def _collect(self, first: bytes) -> tuple[bytes, bool]:
-        """-> (what came, whether it is all): up to `MAX_WHOLE_BYTES`. Nothing has gone to the client yet."""
-        pieces, size = [first], len(first)
-        try:
-            while size <= MAX_WHOLE_BYTES:
-                piece = await self._read()
-                if not piece:
-                    return b"".join(pieces), True
-                pieces.append(piece)
-                size += len(piece)
-        except StreamBroken as error:
-            raise BackendError(str(error)) from None
-        return b"".join(pieces), False
-
-    async def _events(self, first: bytes) -> AsyncGenerator[Event, None]:
-        parser = SSEParser()
-        for event in parser.feed(first):
-            yield event
-        while chunk := await self._read():
-            for event in parser.feed(chunk):
-                yield event
-        for event in parser.close():
-            yield event
-
-    async def _bytes(self, first: bytes) -> AsyncGenerator[bytes, None]:
-        if first:
-            yield first
-        while chunk := await self._read():
-            yield chunk
-
-    async def _read(self) -> bytes:
-        """The next piece; empty at the end. Raises `StreamBroken`.
-
-        The total time is checked here and not by one timeout around the generator: that would fire in whatever task
-        happens to hold the generator while it is suspended.
-        """
-        content = self._response.content
-        if content.at_eof():
-            return b""  # what has come whole needs no timer
-        self._acknowledge()
-        until = min(self._loop.time() + self._timeouts.idle, self._deadline)
-        try:
-            async with asyncio.timeout_at(until):
-                return await content.readany()
-        except TimeoutError:
-            what = "exceeded its total time" if until == self._deadline else "fell silent"
-            raise StreamBroken(f"backend '{self._name}' {what}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise StreamBroken(f"backend '{self._name}' broke off ({type(error).__name__})") from None
-
-    def _acknowledge(self) -> None:
-        """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when
-        the last is acknowledged, and the kernel delays that on a kept-alive connection (measured: 44 ms an answer)."""
-        connection = self._response.connection
-        transport = None if connection is None else connection.transport
-        opened = None if transport is None else transport.get_extra_info("socket")
-        if opened is not None and TCP_QUICKACK is not None:
-            with contextlib.suppress(OSError):
-                opened.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)
-
-    def close(self) -> None:
-        """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
-        self._place.leave()

@@ -44,3 +44,41 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str], prefix: str = 
         lines = [value for name, value in headers.items() if name.lower() == "connection"]
         dropped = dropped | {token.strip().lower() for token in ",".join(lines).split(",")}
     return [(k, v) for k, v in headers.items() if (low := k.lower()) not in dropped and not low.startswith(prefix)]
+
+
+ANTHROPIC_VERSION = ("anthropic-version", "2023-06-01")  # the only one that they support beside an older one
+# What says something in one dialect only; credentials are put in the other's words.
+ONLY_ANTHROPICS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
+ONLY_OPENAIS = frozenset({"openai-organization", "openai-project", "openai-beta"})
+
+
+def speaks_anthropic(headers: Mapping[str, str]) -> bool:
+    """Whether a request is of a client of Anthropic's: they require the header of each."""
+    return ANTHROPIC_VERSION[0] in headers
+
+
+def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tuple[str, str]]:
+    """Of a client of one of the two dialects, for a backend that `speaks` the other: its key goes where that looks."""
+    only = ONLY_OPENAIS if speaks == "anthropic" else ONLY_ANTHROPICS
+    given = {name.lower(): value for name, value in headers}
+    kept = [(name, value) for name, value in headers if name.lower() not in only]
+    scheme, _, token = given.get("authorization", "").partition(" ")
+    if speaks == "anthropic" and scheme.lower() == "bearer" and "x-api-key" not in given:
+        return [*_except(kept, "authorization"), ("x-api-key", token.strip())]
+    if speaks != "anthropic" and "x-api-key" in given:
+        key = [] if "authorization" in given else [("Authorization", f"Bearer {given['x-api-key']}")]
+        return [*_except(kept, "x-api-key"), *key]
+    return kept
+
+
+def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None) -> list[tuple[str, str]]:
+    """What the gateway adds to `headers`: its own key for the backend, and what each request to it has to have."""
+    if speaks != "anthropic":
+        return [] if api_key is None else [("Authorization", f"Bearer {api_key}")]
+    key = [] if api_key is None else [("x-api-key", api_key)]
+    said = any(name.lower() == ANTHROPIC_VERSION[0] for name, _ in headers)
+    return key if said else [*key, ANTHROPIC_VERSION]
+
+
+def _except(headers: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
+    return [header for header in headers if header[0].lower() != name]

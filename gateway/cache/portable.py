@@ -18,6 +18,7 @@ from gateway.validation import Section, complaints
 
 VERSION = 1
 MAX_LIFETIME_S = parse_duration("3650d")
+CONVERSATIONS = ("chat.completions", "messages")  # operations whose question and answer are turns
 SKEW_S = 60.0  # a line that was written on a machine whose clock is ahead
 
 Digest = Annotated[str, Field(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
@@ -122,7 +123,7 @@ def line_of(carried: Carried, dialect: Dialect | None, now: float) -> bytes:
 
 def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
     """The question and its answer as a conversation to train with; None where they are not both text."""
-    if dialect is None or entry.question is None or entry.operation != "chat.completions":
+    if dialect is None or entry.question is None or entry.operation not in CONVERSATIONS:
         return None
     answer = dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
     if answer is None:

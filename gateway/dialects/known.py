@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gateway.dialects.anthropic import VERSION, Anthropic
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.tfserving import TFServing
 from gateway.dialects.torchserve import TorchServe
 from gateway.ports import Dialect
 
-# The first one's shape is that of errors where no dialect is known.
-DIALECTS: tuple[Dialect, ...] = (OpenAI(), TFServing(), TorchServe())
+DIALECTS: tuple[Dialect, ...] = (OpenAI(), Anthropic(), TFServing(), TorchServe())
 
 
 def dialect_of(method: str, path: str) -> Dialect | None:
     """Whose request this is; None: nobody's, so that it passes through as it comes."""
     return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)
+
+
+def shape_of_errors(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
+    """In whose shape the gateway's own errors are told, also where a request passes through or was not yet read:
+    Anthropic's clients say so in a header; where nothing tells, it is OpenAI's."""
+    told = next((dialect for dialect in DIALECTS if dialect.name == "anthropic" and VERSION in headers), None)
+    return dialect_of(method, path) or told or DIALECTS[0]

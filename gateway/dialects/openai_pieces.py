@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.dialects.openai_merge import CHAT, REPLACED
+from gateway.dialects.pieces import pieces_of
 
 STREAMED = {CHAT: "chat.completion.chunk", "completions": "text_completion"}
 REPEATED = ("id", "object", "created", "model", "system_fingerprint", "service_tier")  # in every chunk; others once
-
-# Some words a piece: small enough to look like a stream, large enough to be cheap. Texts without spaces, such as
-# Chinese ones, come in pieces of up to 96 characters.
-PIECE = re.compile(r"(?:\s{0,16}\S{1,24}\s{0,16}){1,4}|\s{1,64}")
-
-
-def pieces_of(text: str) -> list[str]:
-    """Joined they are the text."""
-    return PIECE.findall(text)
 
 
 def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

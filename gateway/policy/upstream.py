@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gateway.config import Config
 from gateway.config.load import build
@@ -22,7 +23,8 @@ routes:
 
 
 def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple[Config, Policy]:
-    """Configuration and policy for one OpenAI endpoint. Settings of the environment apply as they do to a file.
+    """Configuration and policy for one endpoint, OpenAI's or Anthropic's. Settings of the environment apply as they do
+    to a file.
 
     Raises `ConfigInvalid`.
     """
@@ -30,7 +32,8 @@ def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple
     def fault_at(_: KeyPath, message: str) -> Fault:
         return Fault("command line", 0, ("--upstream",), message)
 
-    document = {"version": 1, "backends": {"main": {"adapter": "openai", "url": url}}}
+    adapter = "anthropic" if urlsplit(url).hostname == "api.anthropic.com" else "openai"
+    document = {"version": 1, "backends": {"main": {"adapter": adapter, "url": url}}}
     reading = build(document, (), fault_at, Path(), environ or {})
     if reading.config is None:
         raise ConfigInvalid(reading.faults)

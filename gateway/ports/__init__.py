@@ -21,6 +21,7 @@ from gateway.ports.stores import (
     WeighedStore,
     Weight,
 )
+from gateway.ports.translating import Translated, Translation
 from gateway.ports.verifying import Acceptance, Candidate, Opinion, PriorBands, Verifier
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "StoredVector",
     "TextAnswer",
     "TextEncoder",
+    "Translated",
+    "Translation",
     "VectorIndex",
     "Verifier",
     "WeighedStore",

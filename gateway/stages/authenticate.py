@@ -29,7 +29,7 @@ class Keys:
     async def __call__(self, request: Request, forward: Handler) -> Response:
         credential = key_of(request.headers)
         if credential is None:
-            raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY'")
+            raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         digest = hashlib.sha256(credential.encode("utf-8", "surrogateescape")).hexdigest()
         tenant = self._tenants.get(digest)
         # A lookup by full hash: its timing tells nothing of a key.

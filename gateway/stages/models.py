@@ -8,17 +8,20 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.anthropic import VERSION
+from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.pool import Pool
 
 PATH = "/v1/models"
-LISTED = ("openai", "text")  # what offers models under OpenAI's names
+LISTED = ("openai", "anthropic", "text")  # what offers models by name
 
 
 class Models:
-    """With one HTTP backend the request passes through as it is; otherwise the lists are merged, the first name wins.
+    """With one HTTP backend that speaks the client's dialect the request passes through as it is; otherwise the lists
+    are merged, the first name wins, and the client is given it in its own dialect.
 
     A backend that cannot say is left out; when none can, that is the answer.
     """
@@ -32,15 +35,17 @@ class Models:
         backends = [backend for backend in self._backends if backend.speaks in LISTED]
         if not backends:
             return await forward(request)  # a path of another protocol
-        if len(backends) == 1 and backends[0].http:
+        anthropic = VERSION in request.headers
+        if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
             return await forward(request)
         models = await self._merged(request, backends)
         name = request.path.removeprefix(PATH).lstrip("/")
         if not name:
-            return _json({"object": "list", "data": list(models.values())})
+            listed = list(models.values())
+            return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
         if name not in models:
             raise NotFound(f"the model {name[:100]!r} does not exist")
-        return _json(models[name])
+        return _json(anthropic_model(models[name]) if anthropic else models[name])
 
     async def _merged(self, request: Request, backends: Sequence[Pool]) -> dict[str, dict[str, Any]]:
         answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.errors import BackendFull, Overloaded, Refused
 from gateway.messages import Provenance, Request, Response, Verdict, Whole
@@ -14,18 +14,18 @@ from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
 
+Shape = Callable[[str, str, Mapping[str, str]], Dialect]
+
 
 class Protect:
-    """`inflight` counts the requests whose answers are not yet over, this one included; `fallback` is the dialect whose
-    error shape is used where the request's own is not known."""
+    """`inflight` counts the requests whose answers are not yet over, this one included; `shape` gives the dialect in
+    whose shape errors are told where no stage has found out yet: of a method, a path and headers."""
 
-    def __init__(
-        self, telemetry: Telemetry, *, inflight: Callable[[], int], max_inflight: int, fallback: Dialect
-    ) -> None:
+    def __init__(self, telemetry: Telemetry, *, inflight: Callable[[], int], max_inflight: int, shape: Shape) -> None:
         self._telemetry = telemetry
         self._inflight = inflight
         self._max_inflight = max_inflight
-        self._fallback = fallback
+        self._shape = shape
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         if self._inflight() > self._max_inflight:
@@ -45,7 +45,7 @@ class Protect:
             return self._refuse(request, Refused(f"internal error; the log has more under request id {request.id}"))
 
     def _refuse(self, request: Request, error: Refused) -> Response:
-        dialect = request.trace.dialect or self._fallback
+        dialect = request.trace.dialect or self._shape(request.method, request.path, request.headers)
         headers = [("Content-Type", "application/json")]
         if error.retry_after_s is not None:
             headers.append(("Retry-After", str(error.retry_after_s)))

@@ -1,4 +1,5 @@
-"""What every backend keeps to: HTTP and Triton, the real ones, over real sockets."""
+"""What every backend keeps to: HTTP, in either of two protocols, and Triton, the real ones, over real sockets. They are
+asked in OpenAI's, which is another one to Anthropic's."""
 
 from __future__ import annotations
 
@@ -24,19 +25,21 @@ from gateway.messages import EventStream, Request, Whole
 from gateway.ports import Backend
 from gateway.routing.naming import ModelNames
 from gateway.trace import Trace
+from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
 
 QUICK = Timeouts.model_validate({"connect": "1s", "first_byte": "10s", "idle": "10s", "total": "20s"})
 
 
-def http_backend(url: str) -> HttpBackend:
+def http_backend(url: str, speaks: str = "openai") -> HttpBackend:
     return HttpBackend(
         "b",
         url,
+        speaks=speaks,
         session=open_session(1.0, 4),
         models=ModelNames(),
-        api_key=None,
+        api_key="k",
         forward_credentials=True,
         max_concurrency=4,
         timeouts=QUICK,
@@ -66,11 +69,13 @@ async def closed_at_end(backend: Backend) -> AsyncIterator[Backend]:
         await backend.close()
 
 
-@pytest.fixture(params=["http", "triton"])
+@pytest.fixture(params=["http", "anthropic", "triton"])
 def make(request: pytest.FixtureRequest) -> Callable[[Upstream], Backend]:
     """Synchronous: the session's Triton is started outside of the tests' loops, and only for those that need it."""
     if request.param == "http":
         return lambda upstream: http_backend(upstream.url)
+    if request.param == "anthropic":
+        return lambda upstream: http_backend(anthropic(upstream).url, "anthropic")
     triton: RunningTriton = request.getfixturevalue("triton")
     return lambda _: triton_backend(triton.grpc_port)
 
@@ -164,6 +169,7 @@ async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) 
     assert backend.crowd.inflight == 0
 
 
+@pytest.mark.parametrize("make", ["http", "triton"], indirect=True)  # Anthropic's protocol has no embeddings
 async def test_texts_are_embedded_in_their_order(backend: Backend) -> None:
     response = await backend.send(request_of("/v1/embeddings", input=["one", "two three four", "one"]))
     assert isinstance(response.body, Whole)

@@ -151,6 +151,11 @@ def test_an_upstream_alone_is_a_whole_configuration() -> None:
     assert route.target.backends == ("main",)
 
 
+def test_an_address_of_anthropics_is_spoken_to_in_its_protocol() -> None:
+    config, _ = upstream_config("https://api.anthropic.com/v1", {})
+    assert config.backends["main"].adapter == "anthropic"
+
+
 def test_a_wrong_upstream_is_told_so() -> None:
     with pytest.raises(ConfigInvalid) as caught:
         upstream_config("host/v1")

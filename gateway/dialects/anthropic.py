@@ -1,0 +1,207 @@
+"""The Anthropic wire protocol: messages, whole and streamed. Counting tokens, batches and files pass through.
+
+Shapes follow Anthropic's API reference (https://platform.claude.com/docs/en/api/messages); unknown fields, kinds of
+blocks and kinds of deltas are kept everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects import anthropic_answers as answers
+from gateway.dialects import anthropic_errors as errors
+from gateway.dialects.json_body import parse_object
+from gateway.errors import BadRequest, Malformed
+from gateway.messages import Bypass, Call, Event
+from gateway.ports import Inspection, Outgoing, TextAnswer
+
+MESSAGES = "/v1/messages"
+VERSION = "anthropic-version"
+BETA = "anthropic-beta"
+
+# Fields that do not decide the answer: its framing, and who asks (that is the scope's matter).
+NOT_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
+
+
+class Anthropic:
+    name = "anthropic"
+
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and path == MESSAGES
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        given = parse_object(body)
+        _check(given)
+        decisive = {key: value for key, value in given.items() if key not in NOT_DECISIVE}
+        if b'"cache_control"' in body:
+            decisive = _unmarked(decisive)
+        said = _headers(headers)
+        question, context, no_question = _question(decisive)
+        return Call(
+            dialect=self,
+            operation=answers.MESSAGES,
+            body=given,
+            model=given["model"],
+            stream=given.get("stream") is True,
+            canonical=orjson.dumps([decisive, said], option=orjson.OPT_SORT_KEYS),
+            context=orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
+            question=question,
+            no_question=no_question,
+            prompt=_prompt(given),
+            max_tokens=given.get("max_tokens") or None,
+            user=(given.get("metadata") or {}).get("user_id"),
+        )
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        body = call.body if model is None else {**call.body, "model": model}
+        return Outgoing(path, orjson.dumps(body))
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        return answers.inspect(payload, streamed)
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        return answers.assemble(payload)
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        return answers.split(whole)
+
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        return answers.renewed(data, answers.PREFIX + answer_id)
+
+    def event(self, call: Call, data: bytes) -> Event:
+        return answers.named(data)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return True
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        try:
+            return answers.text(self.whole(call, payload) if streamed else payload[0])
+        except Malformed:
+            return None
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
+        return answers.AnthropicTextAnswer(answer_id, model)
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        raise BadRequest("Anthropic's protocol has no embeddings")
+
+    def error(self, kind: str, message: str) -> bytes:
+        return errors.error(kind, message)
+
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        return (Event(self.error(kind, message), "error"),)
+
+
+def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Those that decide what an answer is; the order in which betas are named does not."""
+    said: dict[str, Any] = {}
+    if VERSION in headers:
+        said[VERSION] = headers[VERSION]
+    if BETA in headers:  # it may come in several lines
+        lines = [value for name, value in headers.items() if name.lower() == BETA]
+        said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
+    return said
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise _wrong("model", "a non-empty string")
+    if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
+        raise _wrong("stream", "true or false")
+    limit = body.get("max_tokens")
+    if limit is not None and not (type(limit) is int and limit >= 0):
+        raise _wrong("max_tokens", "an integer of at least 0")
+    temperature = body.get("temperature")
+    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
+        raise _wrong("temperature", "a number from 0 to 2")  # Anthropic's own models: to 1, theirs to judge
+    metadata = body.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise _wrong("metadata", "an object")
+    if not isinstance((metadata or {}).get("user_id"), str | None):
+        raise _wrong("metadata.user_id", "a string")
+    if (system := body.get("system")) is not None:
+        _check_content(system, "system")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a non-empty array")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _wrong(f"messages[{i}]", "an object with a role")
+        _check_content(message.get("content"), f"messages[{i}].content")
+
+
+def _check_content(content: Any, where: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise _wrong(where, "a string or an array of blocks")
+    for i, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise _wrong(f"{where}[{i}]", "an object with a type")
+        if block["type"] == "text" and not isinstance(block.get("text"), str):
+            raise _wrong(f"{where}[{i}].text", "a string")
+
+
+def _wrong(field: str, expected: str) -> BadRequest:
+    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+
+
+def _unmarked(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the marks for Anthropic's prompt cache, which say what is paid for and not what is answered. Only where
+    the protocol has them: in the input of a tool or in a schema the word may mean anything."""
+    bare = dict(body)
+    for key in ("system", "tools"):
+        if isinstance(bare.get(key), list):
+            bare[key] = [_bare(each) for each in bare[key]]
+    bare["messages"] = [
+        {**message, "content": [_bare(block) for block in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in bare["messages"]
+    ]
+    return bare
+
+
+def _bare(block: Any) -> Any:
+    if not isinstance(block, dict):
+        return block
+    bare = {key: value for key, value in block.items() if key != "cache_control"}
+    if bare.get("type") == "tool_result" and isinstance(bare.get("content"), list):
+        bare["content"] = [_bare(each) for each in bare["content"]]
+    return bare
+
+
+def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
+    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    *earlier, last = body["messages"]
+    if last["role"] == "user":
+        text, rest = text_and_rest(last["content"])
+        if text.strip():
+            return text, {**body, "messages": [*earlier, {**last, "content": rest}]}, None
+    return None, body, Bypass.NO_TEXT
+
+
+def text_and_rest(content: str | list[Any]) -> tuple[str, Any]:
+    """The text of a turn, and its other blocks (images, documents, results of tools), which have to be equal for a
+    match. Where there are any, so have the places of the texts between them."""
+    if isinstance(content, str):
+        return content, []
+    texts = [block["text"] for block in content if block["type"] == "text"]
+    if len(texts) == len(content) and all(block.keys() <= {"type", "text"} for block in content):
+        return "\n".join(texts), []
+    return "\n".join(texts), [{**block, "text": None} if block["type"] == "text" else block for block in content]
+
+
+def _prompt(body: Mapping[str, Any]) -> str:
+    """What a text-only backend is sent: a lone user turn as it is, all else as a transcript."""
+    turns = [("system", body["system"])] if body.get("system") else []
+    turns += [(message["role"], message["content"]) for message in body["messages"]]
+    texts = [(role, text_and_rest(content)[0]) for role, content in turns]
+    if len(texts) == 1:
+        return texts[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in texts if text)

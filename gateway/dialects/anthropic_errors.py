@@ -1,0 +1,47 @@
+"""Errors in Anthropic's shape. Pure. https://platform.claude.com/docs/en/api/errors"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+KINDS = frozenset(
+    {
+        "invalid_request_error", "authentication_error", "billing_error", "permission_error", "not_found_error",
+        "request_too_large", "rate_limit_error", "timeout_error", "api_error", "overloaded_error",
+    }
+)  # fmt: skip
+OURS = {"latency_budget_error": "timeout_error"}  # the gateway's own words, where Anthropic's are others
+BY_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def kind_of(status: int) -> str:
+    """Of an answer with that status."""
+    return BY_STATUS.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def error(kind: str, message: str) -> bytes:
+    """`kind` in Anthropic's words or in the gateway's; what neither knows is an `api_error`."""
+    known = kind if kind in KINDS else OURS.get(kind, "api_error")
+    return orjson.dumps({"type": "error", "error": {"type": known, "message": message}})
+
+
+def sentence_of(body: Mapping[str, Any]) -> str:
+    """What an error says, in Anthropic's shape or in OpenAI's, cut to a line."""
+    given = body.get("error")
+    said = given.get("message") if isinstance(given, dict) else given
+    return str(said)[:300]

@@ -1,0 +1,203 @@
+"""OpenAI's answer to a translated messages request, as Anthropic's message: whole, or event by event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.dialects.anthropic_answers import PREFIX, message_of, written
+from gateway.dialects.anthropic_errors import error, kind_of
+from gateway.dialects.openai import CHAT
+from gateway.dialects.openai_answers import reading
+from gateway.dialects.openai_merge import DONE
+from gateway.dialects.translation.messages_to_chat import chat_request
+from gateway.dialects.translation.reading import said_in, translating
+from gateway.errors import Malformed
+from gateway.messages import Call, Event
+from gateway.ports import Outgoing
+
+# A reason that is not here goes on as it is; none of those counts as finished.
+STOPS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+THOUGHTS = ("reasoning_content", "reasoning")  # what servers call them: DeepSeek and older vLLM, OpenRouter and newer
+
+
+class ChatAnswer:
+    """Implements `Translated`, and its class `Translation`."""
+
+    def __init__(self, call: Call, *, model: str | None, created: int) -> None:
+        with translating():
+            self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model)))
+        self._events = Events(call.model)
+
+    def whole(self, data: bytes) -> bytes:
+        with reading():
+            body = orjson.loads(data)
+            if body.get("error") is not None:
+                raise Malformed(f"the answer is an error: {said_in(200, data)}")
+            choice = body["choices"][0]
+            content = list(_content(choice["message"]))
+            called = any(block["type"] == "tool_use" for block in content)
+            refused = bool(choice["message"].get("refusal"))
+            fields = {"content": content, **_ending(choice, called=called, refused=refused)}
+            usage = _usage(body.get("usage") or {})
+            message = message_of(_id(body.get("id")), body.get("model") or "", **fields, usage=usage)
+            return orjson.dumps(message)
+
+    def events(self, event: Event) -> Sequence[Event]:
+        with reading():
+            if event.data == DONE:
+                return [*self._events.end()]
+            return [*self._events.of(orjson.loads(event.data))]
+
+    def error(self, status: int, data: bytes) -> bytes:
+        with reading():
+            return error(kind_of(status), said_in(status, data))
+
+
+@dataclass(slots=True)
+class _Tool:
+    """A tool call as far as it has come."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class Events:
+    """The events of one stream. A block is open at a time: one kind of text ends where another begins, the first tool
+    call goes on as it comes, and those after it, which may come in between each other, wait for its end."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model  # where the backend names none
+        self._begun = False
+        self._index = -1  # of the block that was opened last
+        self._open = ""  # the kind of the block that is open
+        self._tools: dict[int, _Tool] = {}
+        self._first: int | None = None  # the tool call that goes on as it comes
+        self._refused = False
+        self._ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        self._usage: Mapping[str, Any] = {}
+
+    def of(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        if chunk.get("error") is not None:
+            yield Event(error("api_error", said_in(200, orjson.dumps(chunk))), "error")
+            return
+        if not self._begun:
+            self._begun = True
+            start = message_of(_id(chunk.get("id")), chunk.get("model") or self._model, usage=_usage({}))
+            yield written({"type": "message_start", "message": start})
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue  # one was asked for
+            yield from self._said(choice.get("delta") or {})
+            if choice.get("finish_reason") is not None:
+                self._ending = _ending(choice, called=bool(self._tools), refused=self._refused)
+
+    def end(self) -> Iterator[Event]:
+        """Raises `Malformed` where there was nothing."""
+        if not self._begun:
+            raise Malformed("the answer is empty")
+        yield from self._close()
+        for index, tool in self._tools.items():
+            if index != self._first:
+                yield from self._start_tool(tool)
+                yield from self._close()
+        yield written({"type": "message_delta", "delta": self._ending, "usage": _usage(self._usage)})
+        yield written({"type": "message_stop"})
+
+    def _said(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+        if thought := next((delta[key] for key in THOUGHTS if delta.get(key)), None):
+            if self._open != "thinking":
+                yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": thought})
+        self._refused = self._refused or bool(delta.get("refusal"))
+        if text := delta.get("content") or delta.get("refusal"):
+            if self._open != "text":
+                yield from self._start("text", {"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": text})
+        for call in delta.get("tool_calls") or ():
+            yield from self._called(call)
+
+    def _called(self, call: Mapping[str, Any]) -> Iterator[Event]:
+        index, function = call.get("index") or 0, call.get("function") or {}
+        tool = self._tools.setdefault(index, _Tool())
+        tool.id, tool.name = call.get("id") or tool.id, function.get("name") or tool.name
+        arguments = function.get("arguments") or ""
+        if self._first is None and tool.name:
+            self._first = index
+            tool.arguments.append(arguments)
+            yield from self._start_tool(tool)
+        elif index == self._first and self._open == "tool_use":
+            if arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": arguments})
+        elif index == self._first:
+            raise Malformed("the answer goes on with a tool call that it had left")
+        else:
+            tool.arguments.append(arguments)
+
+    def _start_tool(self, tool: _Tool) -> Iterator[Event]:
+        tool_id = tool.id or f"toolu_{self._index + 1}"
+        yield from self._start("tool_use", {"type": "tool_use", "id": tool_id, "name": tool.name, "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": "".join(tool.arguments)})
+
+    def _start(self, kind: str, block: Mapping[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._open, self._index = kind, self._index + 1
+        yield written({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _delta(self, delta: Mapping[str, Any]) -> Event:
+        return written({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close(self) -> Iterator[Event]:
+        if self._open:
+            self._open = ""
+            yield written({"type": "content_block_stop", "index": self._index})
+
+
+def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if thought := next((message[key] for key in THOUGHTS if message.get(key)), None):
+        yield {"type": "thinking", "thinking": thought, "signature": ""}
+    if text := message.get("content") or message.get("refusal"):
+        yield {"type": "text", "text": text}
+    for i, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = orjson.loads(function.get("arguments") or "{}")
+        if not isinstance(arguments, dict):
+            raise TypeError("arguments that are no object")
+        yield {"type": "tool_use", "id": call.get("id") or f"toolu_{i}", "name": function["name"], "input": arguments}
+
+
+def _ending(choice: Mapping[str, Any], *, called: bool, refused: bool) -> dict[str, Any]:
+    """vLLM names the sequence that it stopped at."""
+    reason, sequence = choice.get("finish_reason"), choice.get("stop_reason")
+    if reason == "stop" and (called or refused):
+        reason = "content_filter" if refused else "tool_calls"
+    if reason == "stop" and isinstance(sequence, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+    return {"stop_reason": STOPS.get(reason, reason) if reason else None, "stop_sequence": None}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    read = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    said = {
+        "input_tokens": max(0, int(usage.get("prompt_tokens") or 0) - read),
+        "cache_read_input_tokens": read,
+        "output_tokens": int(usage.get("completion_tokens") or 0),
+    }
+    thinking = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    return said if thinking is None else {**said, "output_tokens_details": {"thinking_tokens": thinking}}
+
+
+def _id(given: Any) -> str:
+    """Under the prefix that Anthropic's ids have."""
+    return PREFIX + str(given or "").removeprefix("chatcmpl-").removeprefix(PREFIX)

@@ -1,0 +1,180 @@
+"""An OpenAI chat request as Anthropic's messages request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects.translation.data_urls import parts_of_data_url
+from gateway.errors import BadRequest
+
+DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit; every model of theirs takes this one
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
+SYSTEM = ("system", "developer")
+# What would be answered otherwise than was asked for. Of the rest, what Anthropic does not know is left out.
+REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
+
+
+def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
+    """Raises `BadRequest` on what Anthropic's protocol cannot say."""
+    _check(body)
+    request: dict[str, Any] = {
+        "model": model or body["model"],
+        "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS,
+        "messages": _turns(body["messages"]),
+    }
+    if system := [block for message in body["messages"] if message["role"] in SYSTEM for block in _texts(message)]:
+        request["system"] = system
+    if (temperature := body.get("temperature")) is not None:
+        request["temperature"] = min(temperature, 1)
+    for key in ("top_p", "top_k", "thinking", "stream"):
+        if body.get(key) is not None:
+            request[key] = body[key]
+    if stop := body.get("stop"):
+        request["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    if body.get("user"):
+        request["metadata"] = {"user_id": body["user"]}
+    return request | _tools(body) | _output(body)
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    for key in REFUSED:
+        if body.get(key):
+            raise _unsaid(f"'{key}'")
+    if (body.get("n") or 1) > 1:
+        raise _unsaid("'n' above 1")
+    if body.get("modalities") not in (None, ["text"]):
+        raise _unsaid("'modalities' other than text")
+
+
+def _unsaid(what: str) -> BadRequest:
+    return BadRequest(f"{what} cannot be said in Anthropic's protocol, which the backend speaks")
+
+
+def _output(body: Mapping[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    effort = body.get("reasoning_effort")
+    if effort == "none":
+        more["thinking"] = {"type": "disabled"}
+    elif effort is not None:
+        config["effort"] = EFFORTS.get(effort, effort)
+    kind = (body.get("response_format") or {}).get("type", "text")
+    if kind == "json_schema":
+        config["format"] = {"type": "json_schema", "schema": body["response_format"]["json_schema"].get("schema") or {}}
+    elif kind != "text":
+        raise _unsaid(f"'response_format' of the type {str(kind)[:40]!r}")
+    return more | ({"output_config": config} if config else {})
+
+
+def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("tools")
+    if not given:
+        return {}
+    choice = _choice(body.get("tool_choice"))
+    if body.get("parallel_tool_calls") is False and choice["type"] != "none":
+        choice["disable_parallel_tool_use"] = True
+    asked = body.get("tool_choice") is not None or len(choice) > 1
+    return {"tools": [_tool(tool) for tool in given]} | ({"tool_choice": choice} if asked else {})
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise _unsaid(f"a tool of the type {str(tool.get('type'))[:40]!r}")
+    function = tool["function"]
+    said = {key: function[key] for key in ("description", "strict") if function.get(key)}
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"name": function["name"], **said, "input_schema": schema}
+
+
+def _choice(choice: Any) -> dict[str, Any]:
+    kinds = {None: "auto", "auto": "auto", "required": "any", "none": "none"}
+    if choice is None or isinstance(choice, str):
+        if choice in kinds:
+            return {"type": kinds[choice]}
+    elif isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "tool", "name": choice["function"]["name"]}
+    raise _unsaid("this 'tool_choice'")
+
+
+def _turns(messages: list[Any]) -> list[dict[str, Any]]:
+    """Messages of one side that follow each other are one turn: results of tools and what the user says to them have to
+    be one."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] in SYSTEM:
+            continue
+        role = "assistant" if message["role"] == "assistant" else "user"
+        blocks = list(_blocks(message))
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": blocks})
+    return turns
+
+
+def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    role = message["role"]
+    if role == "tool":
+        yield {
+            "type": "tool_result",
+            "tool_use_id": message.get("tool_call_id"),
+            "content": list(_parts(message.get("content"))),
+        }
+    elif role == "user":
+        yield from _parts(message.get("content"))
+    elif role == "assistant":
+        yield from _parts(message.get("content") or message.get("refusal"))
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            yield {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": function["name"],
+                "input": _arguments(function.get("arguments")),
+            }
+    else:
+        raise _unsaid(f"a message of the role {role[:40]!r}")
+
+
+def _arguments(text: Any) -> Any:
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest("the arguments of a tool call are no JSON object, which the backend's protocol requires")
+    return value
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for block in _parts(message.get("content")):
+        if block["type"] != "text":
+            raise _unsaid("a system prompt that is not text")
+        yield block
+
+
+def _parts(content: Any) -> Iterator[dict[str, Any]]:
+    """Blocks of a message's content; empty texts, which Anthropic refuses, are none."""
+    parts: Sequence[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+    for part in parts:
+        kind = part.get("type")
+        if kind in ("text", "refusal"):
+            if text := part.get("text") or part.get("refusal"):
+                yield {"type": "text", "text": text}
+        elif kind == "image_url":
+            yield {"type": "image", "source": _source(part["image_url"]["url"])}
+        elif kind == "file" and isinstance(part["file"].get("file_data"), str):
+            title = {"title": part["file"]["filename"]} if part["file"].get("filename") else {}
+            yield {"type": "document", "source": _source(part["file"]["file_data"]), **title}
+        else:
+            raise _unsaid(f"a part of the type {str(kind)[:40]!r}")
+
+
+def _source(url: str) -> dict[str, Any]:
+    if not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    media_type, data = parts_of_data_url(url)
+    return {"type": "base64", "media_type": media_type, "data": data}

@@ -1,0 +1,177 @@
+"""Anthropic's answer to a translated chat request, as a chat completion: whole, or chunk by chunk. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects.anthropic import MESSAGES
+from gateway.dialects.anthropic_answers import tokens_of
+from gateway.dialects.openai_answers import reading
+from gateway.dialects.openai_merge import CHAT, DONE
+from gateway.dialects.translation.chat_to_messages import messages_request
+from gateway.dialects.translation.reading import said_in, translating
+from gateway.errors import BadRequest, Malformed
+from gateway.messages import Call, Event
+from gateway.ports import Outgoing
+
+# A reason that is not here goes on as it is; none of those counts as finished.
+FINISHES = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+LEFT_OUT = ("redacted_thinking",)
+
+
+class MessageAnswer:
+    """Implements `Translated`, and its class `Translation`."""
+
+    def __init__(self, call: Call, *, model: str | None, created: int) -> None:
+        if call.operation != CHAT:
+            raise BadRequest(f"{call.operation} cannot be said in Anthropic's protocol, which the backend speaks")
+        with translating():
+            self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model)))
+        self._chunks = Chunks(created)
+        self._created = created
+
+    def whole(self, data: bytes) -> bytes:
+        with reading():
+            body = orjson.loads(data)
+            if body.get("type") == "error":
+                raise Malformed(f"the answer is an error: {said_in(200, data)}")
+            head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
+            choice = {
+                "index": 0,
+                "message": _message(body["content"]),
+                "logprobs": None,
+                "finish_reason": _finish(body.get("stop_reason")),
+            }
+            return orjson.dumps({**head, "choices": [choice], "usage": _usage(body.get("usage") or {})})
+
+    def events(self, event: Event) -> Sequence[Event]:
+        with reading():
+            return [*self._chunks.of(orjson.loads(event.data))] if event.data != DONE else []
+
+    def error(self, status: int, data: bytes) -> bytes:
+        with reading():
+            return _error(status, data)
+
+
+class Chunks:
+    """The chunks of one stream: what has been said so far decides how the next event is said."""
+
+    def __init__(self, created: int) -> None:
+        self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
+        self._usage: dict[str, Any] = {}
+        self._calls: dict[int, int] = {}  # index of a block -> index of the tool call that it is
+        self._unsaid: dict[int, str] = {}  # arguments that came with the start, said where no delta says them
+
+    def of(self, event: Mapping[str, Any]) -> Iterator[Event]:
+        kind = event.get("type")
+        if kind == "message_start":
+            message = event["message"]
+            self._head |= {"id": message["id"], "model": message["model"]}
+            self._usage |= message.get("usage") or {}
+            yield self._chunk({"role": "assistant", "content": ""})
+        elif kind == "content_block_start":
+            yield from self._started(event["index"], event["content_block"])
+        elif kind == "content_block_delta":
+            yield from self._continued(event["index"], event["delta"])
+        elif kind == "content_block_stop" and event["index"] in self._unsaid:
+            yield self._arguments(event["index"], self._unsaid.pop(event["index"]))
+        elif kind == "message_delta":
+            self._usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+            if (reason := event["delta"].get("stop_reason")) is not None:
+                yield self._chunk({}, _finish(reason))
+        elif kind == "message_stop":
+            yield Event(orjson.dumps({**self._head, "choices": [], "usage": _usage(self._usage)}))
+            yield Event(DONE)
+        elif kind == "error":
+            yield Event(_error(200, orjson.dumps(event)))
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> Event:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return Event(orjson.dumps({**self._head, "choices": [choice]}))
+
+    def _started(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
+        kind = block["type"]
+        if kind == "tool_use":
+            self._calls[index] = len(self._calls)
+            self._unsaid[index] = orjson.dumps(block.get("input") or {}).decode()
+            call = {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": ""}}
+            yield self._chunk({"tool_calls": [{"index": self._calls[index], **call}]})
+        elif kind == "text":
+            yield from self._said("content", block.get("text"))
+        elif kind == "thinking":
+            yield from self._said("reasoning_content", block.get("thinking"))
+        elif kind not in LEFT_OUT:
+            raise Malformed(f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word")
+
+    def _continued(self, index: int, delta: Mapping[str, Any]) -> Iterator[Event]:
+        kind = delta["type"]
+        if kind == "text_delta":
+            yield from self._said("content", delta["text"])
+        elif kind == "thinking_delta":
+            yield from self._said("reasoning_content", delta["thinking"])
+        elif kind == "input_json_delta" and index in self._calls and delta["partial_json"]:
+            self._unsaid.pop(index, None)
+            yield self._arguments(index, delta["partial_json"])
+
+    def _said(self, field: str, text: str | None) -> Iterator[Event]:
+        if text:
+            yield self._chunk({field: text})
+
+    def _arguments(self, index: int, text: str) -> Event:
+        return self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})
+
+
+def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in content:
+        kind = block["type"]
+        if kind == "text":
+            texts.append(block["text"])
+        elif kind == "thinking":
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif kind not in LEFT_OUT:
+            raise Malformed(f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _finish(reason: str | None) -> str | None:
+    return None if reason is None else FINISHES.get(reason, reason)
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    read, written = tokens_of(usage)
+    said: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    if usage.get("cache_read_input_tokens") is not None:
+        said["prompt_tokens_details"] = {"cached_tokens": usage["cache_read_input_tokens"]}
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
+    if thinking is not None:
+        said["completion_tokens_details"] = {"reasoning_tokens": thinking}
+    return said
+
+
+def _error(status: int, data: bytes) -> bytes:
+    """Anthropic's words for kinds of errors are OpenAI's where both have one."""
+    try:
+        kind = orjson.loads(data)["error"]["type"]
+    except (ValueError, TypeError, KeyError):
+        kind = "upstream_error"
+    error = {"message": said_in(status, data), "type": str(kind)[:80], "param": None, "code": None}
+    return orjson.dumps({"error": error})

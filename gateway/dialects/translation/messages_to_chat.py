@@ -1,0 +1,151 @@
+"""An Anthropic messages request as OpenAI's chat request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.dialects.translation.data_urls import data_url
+from gateway.errors import BadRequest
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = {"max": "xhigh"}  # the others have OpenAI's names
+REFUSED = ("container", "mcp_servers", "prefill")
+# Earlier thoughts are signed for the model that had them; OpenAI's protocol has no place for them.
+LEFT_OUT = ("thinking", "redacted_thinking")
+
+
+def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
+    """Raises `BadRequest` on what OpenAI's protocol cannot say."""
+    for key in REFUSED:
+        if body.get(key):
+            raise _unsaid(f"'{key}'")
+    request: dict[str, Any] = {"model": model or body["model"], "messages": list(_messages(body))}
+    if body.get("max_tokens"):
+        request["max_completion_tokens"] = body["max_tokens"]
+    for key in ("temperature", "top_p"):
+        if body.get(key) is not None:
+            request[key] = body[key]
+    if stop := body.get("stop_sequences"):
+        request["stop"] = stop
+    if user := (body.get("metadata") or {}).get("user_id"):
+        request["user"] = user
+    if body.get("stream"):
+        # Anthropic's streams always tell the usage.
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
+    return request | _tools(body) | _output(body.get("output_config") or {})
+
+
+def _unsaid(what: str) -> BadRequest:
+    return BadRequest(f"{what} cannot be said in OpenAI's protocol, which the backend speaks")
+
+
+def _output(config: Mapping[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if effort := config.get("effort"):
+        said["reasoning_effort"] = EFFORTS.get(effort, effort)
+    if form := config.get("format"):
+        if form.get("type") != "json_schema":
+            raise _unsaid(f"an 'output_config.format' of the type {str(form.get('type'))[:40]!r}")
+        schema = {"name": "answer", "schema": form.get("schema") or {}, "strict": True}
+        said["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return said
+
+
+def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.get("tools")
+    if not given:
+        return {}
+    said: dict[str, Any] = {"tools": [_tool(tool) for tool in given]}
+    choice = body.get("tool_choice") or {}
+    if choice.get("type") == "tool":
+        said["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    elif choice:
+        if choice.get("type") not in CHOICES:
+            raise _unsaid("this 'tool_choice'")
+        said["tool_choice"] = CHOICES[choice["type"]]
+    if choice.get("disable_parallel_tool_use"):
+        said["parallel_tool_calls"] = False
+    return said
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise _unsaid(f"a tool of the type {str(tool['type'])[:40]!r}")
+    said = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
+    return {"type": "function", "function": {"name": tool["name"], **said, "parameters": tool["input_schema"]}}
+
+
+def _messages(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if system := body.get("system"):
+        yield {"role": "system", "content": _text(_blocks(system), "a system prompt")}
+    for message in body["messages"]:
+        role, blocks = message["role"], _blocks(message["content"])
+        if role == "assistant":
+            yield _assistant(blocks)
+        elif role == "user":
+            yield from _user(blocks)
+        elif role == "system":
+            yield {"role": "system", "content": _text(blocks, "a system prompt")}
+        else:
+            raise _unsaid(f"a message of the role {role[:40]!r}")
+
+
+def _blocks(content: str | list[Any]) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text(blocks: Sequence[Mapping[str, Any]], what: str) -> str:
+    if any(block["type"] != "text" for block in blocks):
+        raise _unsaid(f"{what} that is not text")
+    return "\n".join(block["text"] for block in blocks)
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "tool_use":
+            function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif block["type"] not in LEFT_OUT:
+            raise _unsaid(f"a block of the type {block['type'][:40]!r}")
+    return {"role": "assistant", "content": "".join(texts) or None} | ({"tool_calls": calls} if calls else {})
+
+
+def _user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Results of tools first, a message each. They can hold no images there: the user shows those."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if block["type"] != "tool_result":
+            parts.append(_part(block))
+            continue
+        inner = _blocks(block.get("content") or "")
+        texts = [each for each in inner if each["type"] == "text"]
+        parts += [_part(each) for each in inner if each["type"] != "text"]
+        yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(texts, "a result")}
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        yield {"role": "user", "content": parts[0]["text"]}
+    elif parts:
+        yield {"role": "user", "content": parts}
+
+
+def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+    kind, source = block["type"], block.get("source") or {}
+    if kind == "text":
+        return {"type": "text", "text": block["text"]}
+    if kind == "image" and source.get("type") == "base64":
+        return {"type": "image_url", "image_url": {"url": data_url(source["media_type"], source["data"])}}
+    if kind == "image" and source.get("type") == "url":
+        return {"type": "image_url", "image_url": {"url": source["url"]}}
+    if kind == "document" and source.get("type") == "text":
+        return {"type": "text", "text": source["data"]}
+    if kind == "document" and source.get("type") == "base64":
+        named = {"filename": block.get("title") or "document.pdf"}
+        return {"type": "file", "file": {**named, "file_data": data_url(source["media_type"], source["data"])}}
+    given = f" with a source of the type {str(source['type'])[:40]!r}" if source.get("type") else ""
+    raise _unsaid(f"a block of the type {kind[:40]!r}{given}")

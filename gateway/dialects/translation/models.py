@@ -1,0 +1,38 @@
+"""Models as the lists of either dialect have them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+
+def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is, if it is one of OpenAI's; one of Anthropic's with what OpenAI's have beside it."""
+    if "object" in model or model.get("type") != "model":
+        return dict(model)
+    return {"object": "model", "created": _seconds(model.get("created_at")), "owned_by": "anthropic", **model}
+
+
+def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Likewise the other way round."""
+    if model.get("type") == "model":
+        return dict(model)
+    created = model.get("created")
+    at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 2**33 else 0, UTC)
+    named = {"display_name": model.get("id"), "created_at": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"type": "model", **named, **model}
+
+
+def anthropic_page(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """All of them, as the one page that Anthropic's clients read."""
+    ids = [model.get("id") for model in models]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return {"data": [anthropic_model(model) for model in models], "has_more": False, **ends}
+
+
+def _seconds(text: Any) -> int:
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except (TypeError, ValueError):
+        return 0
