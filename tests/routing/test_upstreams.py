@@ -113,12 +113,12 @@ async def test_the_slow_one_is_asked_less_and_again_once_it_is_not(
     async with gateway_of(config_of(tmp_path, main([fast, slow])), NO_CACHE, clock=clock) as served:
         for i in range(40):
             await served.chat(str(i))
-        assert len(slow.calls) == 1
-        assert len(fast.calls) == 39
+        assert len(slow.calls) <= 3
+        assert len(fast.calls) >= 37
         slow.answer, fast.answer = taking(0.1, clock), taking(2.0, clock)
         for i in range(40):
             await served.chat(str(i))
-        assert len(slow.calls) >= 35
+        assert len(slow.calls) > 20, "most of them; a hedge may ask either"
 
 
 async def test_weights_say_who_gets_more(upstreams: list[Upstream], tmp_path: Path) -> None:
