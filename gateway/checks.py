@@ -11,7 +11,7 @@ import orjson
 from gateway.asking import Asking
 from gateway.cache.answers import comparable, compare, same_text
 from gateway.cache.control.wrong_hits import Label
-from gateway.errors import BackendError, EmbedderUnavailable, StreamBroken
+from gateway.errors import EmbedderUnavailable, Refused, StreamBroken
 from gateway.grader import Grader
 from gateway.held import Held, held
 from gateway.likeness import embedded, similarity
@@ -84,7 +84,7 @@ class Checks:
         try:
             response = await self._asking.only(replace(apart(request), call=call), backend)
             answer = None if response is None else await held(response)
-        except (BackendError, StreamBroken):
+        except (Refused, StreamBroken):
             return Sample(None, None)
         if answer is None:
             return Sample(None, None)

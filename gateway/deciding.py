@@ -42,6 +42,7 @@ class Deciding:
         self._clock = clock
         self._complexity = complexity
         self._draw = draw
+        self._divided = any(tier.parts for tier in route.target.tiers)
 
     def decide(self, request: Request) -> Decision:
         """Writes complexity, wish and outlook into the trace. What passes through, and embeddings, of which those of
@@ -79,7 +80,10 @@ class Deciding:
         return not remaining.bounded or fits(self._predicted(request, name), remaining)
 
     def _resolved(self, request: Request, call: Call) -> Target:
-        return resolved(self._route.target, sticky_key(call, request.tenant, "conversation"), self._draw)
+        target = self._route.target
+        if not self._divided:  # most are not: a key costs a hash over the opening
+            return target
+        return resolved(target, sticky_key(call, request.tenant, "conversation"), self._draw)
 
     def _judged(self, request: Request, call: Call) -> float:
         """By the question, which is what was embedded; without one by the whole prompt. The vector of a cut text stands

@@ -37,7 +37,6 @@ OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "und
 class _Copy:
     request: Request
     call: Call
-    served: str | None  # what the client was told; None: not text alone
     rule: Shadow
     comparisons: Comparisons
 
@@ -74,19 +73,18 @@ class Shadows:
             return response
         if request.unasked or request.directives.no_store or self._draw() >= rule.share:
             return response
+        copy = _Copy(request, call, rule, comparisons)
         if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:
-            self._begin(request, call, (body.data,), False, rule, comparisons)
+            self._begin(copy, (body.data,), streamed=False)
         elif isinstance(body, EventStream):
-            events = Guarded(self._copied(request, call, body, rule, comparisons), source=body.events)
+            events = Guarded(self._copied(copy, body), source=body.events)
             return replace(response, body=EventStream(events))
         return response
 
     async def close(self) -> None:
         await self._background.close()
 
-    async def _copied(
-        self, request: Request, call: Call, body: EventStream, rule: Shadow, comparisons: Comparisons
-    ) -> AsyncGenerator[Event, None]:
+    async def _copied(self, copy: _Copy, body: EventStream) -> AsyncGenerator[Event, None]:
         payload: list[bytes] = []
         size = 0
         async for event in body.events:
@@ -95,32 +93,26 @@ class Shadows:
                 payload.append(event.data)
             yield event
         if size <= MAX_BYTES:  # a client that leaves before has no copy
-            self._begin(request, call, tuple(payload), True, rule, comparisons)
+            self._begin(copy, tuple(payload), streamed=True)
 
-    def _begin(
-        self,
-        request: Request,
-        call: Call,
-        payload: tuple[bytes, ...],
-        streamed: bool,
-        rule: Shadow,
-        comparisons: Comparisons,
-    ) -> None:
+    def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
+        request, call, rule = copy.request, copy.call, copy.rule
         caps = self._caps.setdefault(request.route, Caps())
         if not caps.take(Audit(rule.share, rule.per_hour), 0.0, self._clock.monotonic()):
             self._telemetry.shadow.add(request.route, "dropped")
             return
-        copy = _Copy(request, call, call.dialect.answer_text(call, payload, streamed), rule, comparisons)
-        if not self._background.start(request.id, self._asked(copy)):
+        served = call.dialect.answer_text(call, payload, streamed)
+        if not self._background.start(request.id, self._asked(copy, served)):
             caps.give_back(0.0)
             self._telemetry.shadow.add(request.route, "dropped")
 
-    async def _asked(self, copy: _Copy) -> None:
+    async def _asked(self, copy: _Copy, served: str | None) -> None:
         async with self._places:
-            outcome = await self._outcome(copy)
+            outcome = await self._outcome(copy, served)
         self._telemetry.shadow.add(copy.request.route, outcome)
 
-    async def _outcome(self, copy: _Copy) -> str:
+    async def _outcome(self, copy: _Copy, served: str | None) -> str:
+        """`served`: what the client was told; None: not text alone."""
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
@@ -147,6 +139,6 @@ class Shadows:
         cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens)
         self._telemetry.shadow_cost.add(request.route, amount=cost)
         told = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        if told is None or copy.served is None:
+        if told is None or served is None:
             return OUTCOMES[Label.UNDECIDED]
-        return OUTCOMES[await copy.comparisons.alike(copy.served, told)]
+        return OUTCOMES[await copy.comparisons.alike(served, told)]

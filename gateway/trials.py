@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.asking import Asking
 from gateway.checks import Checked, Checks, Sample, apart
 from gateway.dialects.odds import TokenOdds, odds_of
-from gateway.errors import BackendError, StreamBroken
+from gateway.errors import Refused, StreamBroken
 from gateway.held import Held, held
 from gateway.messages import Admission, Call, Request, Usage
 from gateway.policy.targets import Cascade as Rule
@@ -80,7 +80,7 @@ class Trials:
         try:
             response = await self._asking.only(request, backend)
             return None if response is None else await held(response)
-        except (BackendError, StreamBroken):
+        except (Refused, StreamBroken):
             return None
 
     async def _checked(self, trial: _Trial, answer: Held, seen: Inspection) -> Checked:

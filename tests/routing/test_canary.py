@@ -76,6 +76,20 @@ async def test_a_canary_that_fails_is_made_good_by_the_other_part_of_its_tier(tm
         assert upstreams["small"].calls == []
 
 
+async def test_explain_says_which_part_a_conversation_has(tmp_path: Path) -> None:
+    policy = policy_of("backend: {current: 80%, next: 20%}, shadow: {backend: next, share: 0.5%}, fallback: [current]")
+    async with behind(tmp_path, policy, "current", "next") as (served, upstreams):
+        for i in range(10):
+            body = {"model": "m", "messages": [{"role": "user", "content": f"Hi {i}"}]}
+            asked = {"body": body, "tenant": "acme"}
+            async with served.session.post(served.admin_url + "/admin/explain", json=asked) as response:
+                told = await response.json()
+            assert sorted([told["backend"], *told["fallbacks"]]) == ["current", "next"]
+            assert told["tiers"] == ["current: current 80%, next 20%"]
+            assert told["shadow"] == "next, 0.5% of the misses"
+        assert upstreams["next"].calls == []
+
+
 async def test_embeddings_and_what_passes_through_stay_with_the_largest_part(tmp_path: Path) -> None:
     policy = policy_of("backend: {current: 51%, next: 49%}")
     async with behind(tmp_path, policy, "current", "next") as (served, upstreams):

@@ -159,6 +159,20 @@ async def test_the_official_client_reads_what_was_held_back(cascade: Behind) -> 
     await client.close()
 
 
+async def test_completions_are_tried_too(cascade: Behind) -> None:
+    served, upstreams = cascade
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        told = {"tokens": ["x"], "token_logprobs": [-0.01]} if call.get("logprobs") == 1 else None
+        choice = {"index": 0, "text": "light completes", "logprobs": told, "finish_reason": "stop"}
+        return web.json_response({"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": USAGE})
+
+    upstreams["small"].answer = answer
+    got = await served.post("/v1/completions", {"model": "m", "prompt": HARD})
+    assert backend_of(got) == "small"
+    assert got.json["choices"] == [{"index": 0, "text": "light completes", "logprobs": None, "finish_reason": "stop"}]
+
+
 # Without log probabilities
 
 
