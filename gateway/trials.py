@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.asking import Asking
 from gateway.checks import Checked, Checks, Sample, apart
 from gateway.dialects.odds import TokenOdds, odds_of
-from gateway.errors import Refused, StreamBroken
+from gateway.errors import BadRequest, Refused, StreamBroken
 from gateway.held import Held, held
 from gateway.messages import Admission, Call, Request, Usage
 from gateway.policy.targets import Cascade as Rule
@@ -19,6 +19,7 @@ from gateway.routing.cascade import token_confidence
 # What a client can do something with, should nobody better answer.
 USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE})
 UNCHECKED = Checked(None)
+REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that they, or the model, do not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,10 @@ class Trials:
         call, odds = trial.call, trial.odds
         asked = call if odds is None else odds.asked(call)
         with trial.request.trace.span("upstream"):
-            answer = await self._answer(replace(apart(trial.request), call=asked), trial.backend)
+            answer, refused = await self._answer(trial, asked)
+            if refused and asked is not call and self._rule.otherwise != "escalate":
+                asked = call  # it may be the log probabilities that it would not give: another check does without
+                answer, _ = await self._answer(trial, asked)
         if answer is None:
             return Tried()
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
@@ -76,12 +80,17 @@ class Trials:
             answer = answer.changed(lambda data: odds.hidden(call, data))
         return Tried(answer, usage, checked)
 
-    async def _answer(self, request: Request, backend: str) -> Held | None:
+    async def _answer(self, trial: _Trial, call: Call) -> tuple[Held | None, bool]:
+        """-> (the answer, whether there is none because the request was refused)."""
         try:
-            response = await self._asking.only(request, backend)
-            return None if response is None else await held(response)
+            response = await self._asking.only(replace(apart(trial.request), call=call), trial.backend)
+            if response is None:
+                return None, False
+            return await held(response), response.status in REFUSED
+        except BadRequest:  # the backend's dialect has no place for it
+            return None, True
         except (Refused, StreamBroken):
-            return None
+            return None, False
 
     async def _checked(self, trial: _Trial, answer: Held, seen: Inspection) -> Checked:
         """An answer that is not complete is doubted, whatever the check would say."""

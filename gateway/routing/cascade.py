@@ -24,6 +24,7 @@ SAMPLE_TEMPERATURE = 0.7
 # A model caught in a loop: of runs of four words fewer than half are different, in an answer of at least so many words.
 LOOP_WORDS, RUN, DIFFERENT = 40, 4, 0.5
 MAX_LOOKED_AT = 20_000  # characters of an answer: 5 ms
+OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are text, as a rule
 OPENING = 200  # characters of an answer in which a refusal stands, where it is one
 
 _REFUSED = re.compile(
@@ -61,7 +62,7 @@ def after(prediction: Prediction | None, first: Prediction | None) -> Prediction
 def applies(check: Check, call: Call, *, judged: bool) -> bool:
     """Whether the check can say anything of the answer to such a call. `judged`: a model grades the answer."""
     body = call.body
-    if call.operation not in ("chat.completions", "completions") or (body.get("n") or 1) > 1:
+    if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
         return False
     if body.get("tools") or body.get("functions") or "audio" in (body.get("modalities") or ()):
         return False

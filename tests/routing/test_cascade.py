@@ -190,6 +190,34 @@ async def test_another_check_may_stand_in(tmp_path: Path) -> None:
         assert asked(upstreams) == (3, 0, 0)
 
 
+async def test_an_endpoint_that_refuses_log_probabilities_is_asked_without(tmp_path: Path) -> None:
+    async def strict(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        if "logprobs" in call:
+            return web.json_response({"error": {"message": "unsupported parameter"}}, status=400)
+        return web.json_response(completion(call, "42"))
+
+    async with gateway(tmp_path, "check: logprobs, accept_above: 0.4, otherwise: consistency") as (served, upstreams):
+        upstreams["small"].answer = strict
+        assert backend_of(await served.chat(HARD)) == "small"
+        assert asked(upstreams) == (4, 0, 0), "once in vain, and three samples"
+        upstreams["small"].answer = dropping
+        assert backend_of(await served.chat(HARD, seed=1)) == "big"
+    async with gateway(tmp_path / "other", LOGPROBS) as (served, upstreams):
+        upstreams["small"].answer = strict
+        assert backend_of(await served.chat(HARD)) == "big"
+        assert (asked(upstreams), counted(served, "cascade")) == ((1, 1, 0), {"failed": 1})
+
+
+async def test_messages_of_anthropics_protocol_are_tried_too(tmp_path: Path) -> None:
+    body = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": HARD}]}
+    async with gateway(tmp_path, "check: logprobs, accept_above: 0.4, otherwise: consistency") as (served, upstreams):
+        upstreams["small"].answer = saying("42", "42", "43")
+        answer = await served.post("/v1/messages", body)
+        assert (answer.status, backend_of(answer)) == (200, "small")
+        assert answer.json["content"] == [{"type": "text", "text": "42"}]
+        assert "logprobs" not in upstreams["small"].calls[0].json, "the client's protocol has no place for them"
+
+
 # Consistency
 
 CONSISTENCY = "check: consistency, accept_above: 0.4, samples: 3"
