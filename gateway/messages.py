@@ -48,6 +48,9 @@ class Bypass(StrEnum):
     UNREADABLE = "unreadable"  # the question has words that the embedding model cannot read, e.g. Chinese ones
     EMBEDDER = "embedder-unavailable"
     STORE = "store-unavailable"
+    SEQUENCE = "sequence"  # the answer depends on requests before this one
+    SHARED_MEMORY = "shared-memory"  # tensors lie where the gateway does not look
+    RAW = "raw"  # a body of bytes alone, which the model reads by its own configuration
     FEEDBACK = "feedback"  # the request is about an answer
 
 
@@ -222,6 +225,7 @@ class Call:
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
+    uncached: Bypass | None = None  # why its answer is neither kept nor looked for
     batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
 
 

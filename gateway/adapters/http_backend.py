@@ -21,6 +21,7 @@ from gateway.adapters.http_headers import (
     translated_headers,
 )
 from gateway.adapters.http_session import Connection
+from gateway.adapters.http_tensors import about_a_model, in_stored_form
 from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.config.backends import Timeouts
@@ -106,7 +107,9 @@ class HttpBackend:
         exchange = Exchange(self.name, response, place, self._timeouts)
         try:
             answer = await exchange.answer(parse=request.call is not None)
-            return answer if translated is None else await in_the_clients_dialect(self.name, answer, translated)
+            if translated is not None:
+                return await in_the_clients_dialect(self.name, answer, translated)
+            return answer if call is None else in_stored_form(self.name, call, answer)
         except BaseException:
             exchange.close()
             raise
@@ -184,6 +187,7 @@ class HttpBackend:
                 headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
         else:
             data = request.source.stream()
+            target = about_a_model(target, self._models) if self.speaks == "kserve" else target
         connection = Connection()
         attempt = partial(
             self._session.request,

@@ -55,7 +55,7 @@ class Tensors(Section):
 class OpenAIBackendConfig(Section):
     """An HTTP endpoint that speaks one of the dialects: the adapter is named after it."""
 
-    adapter: Literal["openai", "anthropic", "tfserving", "torchserve"]
+    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve"]
     url: HttpUrl | None = None
     upstreams: HttpUpstreams | None = None  # instead of `url`
     model: Text | None = None  # sent upstream; None: the name that the client sent
@@ -110,7 +110,7 @@ class TritonBackendConfig(Section):
 class _Adapter(Section):
     """The one key that decides which class the others are read with."""
 
-    adapter: Annotated[str, one_of("openai", "anthropic", "triton", "tfserving", "torchserve")] = Field(
+    adapter: Annotated[str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve")] = Field(
         examples=["openai"]
     )
 

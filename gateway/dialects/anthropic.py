@@ -16,7 +16,7 @@ from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
-from gateway.ports import Inspection, Outgoing, TextAnswer
+from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
 
 MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"
@@ -58,6 +58,12 @@ class Anthropic:
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         body = call.body if model is None else {**call.body, "model": model}
         return Outgoing(path, orjson.dumps(body))
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(payload, streamed)

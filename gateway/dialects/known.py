@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.dialects.anthropic import VERSION, Anthropic
+from gateway.dialects.kserve import KServe
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.tfserving import TFServing
 from gateway.dialects.torchserve import TorchServe
 from gateway.ports import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (OpenAI(), Anthropic(), TFServing(), TorchServe())
+DIALECTS: tuple[Dialect, ...] = (OpenAI(), Anthropic(), KServe(), TFServing(), TorchServe())
 
 
 def dialect_of(method: str, path: str) -> Dialect | None:

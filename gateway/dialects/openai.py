@@ -17,7 +17,7 @@ from gateway.dialects.json_body import parse_object
 from gateway.dialects.openai_inputs import Inputs
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
-from gateway.ports import Inspection, Outgoing, TextAnswer
+from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
@@ -49,6 +49,12 @@ class OpenAI:
             # The usage is part of the answer that is stored; `shown` hides it from clients that did not ask.
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Outgoing(path, orjson.dumps(body))
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(call.operation, payload, streamed)

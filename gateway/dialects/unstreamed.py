@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Call, Event
-from gateway.ports import Inspection, TextAnswer
+from gateway.ports import Formed, Inspection, TextAnswer
 
 
 class Unstreamed:
     """The part of a `Dialect` that says: there are no streams here, and no text that could be put into another form."""
 
     name = ""
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Whatever came with status 200 and is not empty."""

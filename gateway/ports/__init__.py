@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gateway.ports.answering import Backend, Batch, Crowd, Dialect, Duplex, Inspection, Outgoing, TextAnswer
+from gateway.ports.answering import Backend, Batch, Crowd, Dialect, Duplex, Formed, Inspection, Outgoing, TextAnswer
 from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
 from gateway.ports.stores import (
     Claim,
@@ -38,6 +38,7 @@ __all__ = [
     "Duplex",
     "Embedder",
     "Foreign",
+    "Formed",
     "Inspection",
     "LearningStore",
     "Leases",

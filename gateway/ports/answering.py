@@ -101,6 +101,14 @@ class Outgoing:
     headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
 
 
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A whole answer as one client is given it."""
+
+    data: bytes
+    headers: tuple[tuple[str, str], ...]  # what says how it is to be read, its Content-Type among it
+
+
 class Batch(Protocol):
     """How a call of several independent inputs is taken apart, and put together again. Pure."""
 
@@ -134,6 +142,15 @@ class Dialect(Protocol):
 
         `model`: the name it is asked for by; None: the client's. `kept`: the answer may be stored, so that all of it
         is wanted, what this client did not ask for included (`shown` hides that again)."""
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        """A backend's whole answer, of status 200, in the form in which it is kept: without what belongs to this one
+        request, and to be read without `headers`. Raises `Malformed`."""
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        """A whole answer in its stored form as this client asked for it; None: as it is, with the headers it has.
+
+        Raises `Malformed`, and `BadRequest` where the answer cannot be said in that form."""
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""

@@ -33,7 +33,9 @@ class ExactLookup:
         self._background = background
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        directives = request.directives
+        directives, call = request.directives, request.call
+        if call is not None and call.uncached is not None:
+            return _bypassed(await forward(request), call.uncached)
         if directives.no_store:
             return _bypassed(await forward(request), Bypass.NO_STORE)
         if directives.no_cache:

@@ -61,7 +61,7 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
     caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
     directives = parse_directives(request.headers.get("cache-control"))
     scope = fingerprint = ""
-    if caching and call is not None and not directives.no_store:
+    if caching and call is not None and call.uncached is None and not directives.no_store:
         owner = owner_of(route.share, request.tenant, call.user)
         scope, fingerprint = scope_of(owner, route.name, call), fingerprint_of(owner, route.name, call)
     return Request(  # not `replace`, which takes three times as long: every request comes by here

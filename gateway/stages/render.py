@@ -21,7 +21,7 @@ from gateway.response_headers import HITS
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 JSON = (("Content-Type", "application/json"),)
-OF_FORM = frozenset({"content-type", "cache-control"})
+OF_FORM = frozenset({"content-type", "cache-control", "inference-header-content-length"})
 
 
 class Render:
@@ -45,7 +45,14 @@ class Render:
             return self._shown(call, response, body) if call.stream else await self._collected(call, response, body)
         if isinstance(body, Whole) and call.stream and call.operation != "embeddings":
             return _with(response, SSE, EventStream(_split(call, body)))
-        return response
+        return self._formed(call, response, body) if isinstance(body, Whole) else response
+
+    def _formed(self, call: Call, response: Response, body: Whole) -> Response:
+        try:
+            formed = call.dialect.client_form(call, body.data)
+        except Malformed as error:
+            raise BackendError(str(error), retryable=False) from None
+        return response if formed is None else _with(response, formed.headers, Whole(formed.data))
 
     def _shown(self, call: Call, response: Response, body: EventStream) -> Response:
         if isinstance(body.events, Ready):

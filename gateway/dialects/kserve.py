@@ -1,0 +1,269 @@
+"""The Open Inference Protocol over HTTP, KServe's version 2, with Triton's extensions: inference on tensors, and text
+in and out (https://github.com/kserve/open-inference-protocol; Triton's extension_binary_data, extension_generate)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.dialects.json_body import parse_numbers, written
+from gateway.dialects.kserve_message import (
+    Inference,
+    answer_for,
+    pack,
+    read_answer,
+    read_inference,
+    unpack,
+    write_inference,
+)
+from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, to_json
+from gateway.dialects.unstreamed import Unstreamed
+from gateway.errors import BadRequest, Malformed
+from gateway.messages import Admission, Bypass, Call, Event
+from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+
+PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
+ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
+JSON_LENGTH = "Inference-Header-Content-Length"
+OCTETS, JSON = ("Content-Type", "application/octet-stream"), ("Content-Type", "application/json")
+TEXT_INPUT, TEXT_OUTPUT, MAX_TOKENS = "text_input", "text_output", "max_tokens"  # as Triton's LLM backends say
+MAX_QUESTION = 64 * 1024  # bytes; no embedding model reads as much
+
+
+class KServe(Unstreamed):
+    """Requests of equal content have one key, whether their tensors came as JSON or as bytes: each is turned into bytes
+    and compared by SHA-256. Answers are kept as bytes, and written as each client asks."""
+
+    name = "kserve"
+
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and PATH.fullmatch(path) is not None
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        found = PATH.fullmatch(path)
+        assert found is not None  # it was claimed
+        model, version, operation = found.groups()
+        if operation != "infer":
+            return self._generate(model, version, operation, parse_numbers(body))
+        return self.inference(model, version, read_inference(body, _json_length(headers)))
+
+    def inference(self, model: str, version: str | None, inference: Inference) -> Call:
+        """The call of an inference request, whichever form it came in."""
+        question = _question(inference)
+        canonical = (
+            inference.decisive(model, version)
+            if inference.raw is None
+            else orjson.dumps([model, version, hashlib.sha256(inference.raw).hexdigest()])
+        )
+        uncached = _uncached(inference)
+        text = None if question is None or uncached is not None else _text(question)
+        context = canonical if question is None else inference.decisive(model, version, without=question.name)
+        return Call(
+            dialect=self,
+            operation="infer",
+            body={"inference": inference},
+            model=model,
+            stream=False,
+            canonical=canonical,
+            context=context,
+            question=text,
+            no_question=Bypass.NO_TEXT if text is None else None,
+            prompt=text or " ".join(_texts(inference)),
+            max_tokens=_max_tokens(inference),
+            user=None,
+            uncached=uncached,
+        )
+
+    def _generate(self, model: str, version: str | None, operation: str, value: dict[str, Any]) -> Call:
+        """`generate` and `generate_stream` have two keys: a model may write its answer in pieces where it is streamed,
+        say it again and longer each time, or answer otherwise."""
+        said = {key: given for key, given in value.items() if key != "id"}
+        text = said.get(TEXT_INPUT)
+        asked = text if isinstance(text, str) and text else None
+        parameters = said.get("parameters")
+        settings = {**(parameters if isinstance(parameters, dict) else {}), **said}
+        limit = settings.get(MAX_TOKENS)
+        return Call(
+            dialect=self,
+            operation=operation,
+            body=value,
+            model=model,
+            stream=operation == "generate_stream",
+            canonical=written([model, version, said], canonical=True),
+            context=written([model, version, {**said, TEXT_INPUT: None}], canonical=True),
+            question=asked,
+            no_question=None if asked else Bypass.NO_TEXT,
+            prompt=asked or "",
+            max_tokens=limit if type(limit) is int and limit > 0 else None,
+            user=None,
+        )
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        found = PATH.fullmatch(path)
+        assert found is not None  # it was claimed
+        target = renamed(path, model)
+        if call.operation != "infer":
+            return Outgoing(target, written(call.body), (JSON,))
+        body, length = write_inference(call.body["inference"])
+        # The client's own header must not go on with another body; the JSON's whole length says that there is no tail.
+        form = JSON if length is None else OCTETS
+        return Outgoing(target, body, (form, (JSON_LENGTH, str(len(body) if length is None else length))))
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        if call.operation == "infer":
+            return data if call.body["inference"].raw is not None else pack(read_answer(data, _json_length(headers)))
+        value = _object(data)
+        return data if value is None or "id" not in value else written({k: v for k, v in value.items() if k != "id"})
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        if call.operation != "infer":
+            identity, value = call.body.get("id"), _object(data)
+            if identity is None or value is None or call.stream:
+                return None
+            return Formed(written({"id": identity, **value}), (JSON,))
+        inference: Inference = call.body["inference"]
+        if inference.raw is not None:
+            return None
+        body, length = answer_for(inference, data)
+        return Formed(body, (JSON,) if length is None else (OCTETS, (JSON_LENGTH, str(length))))
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        if not payload:
+            return Inspection(Admission.INCOMPLETE, 0, 0)
+        if call.operation == "infer":
+            try:
+                outputs = unpack(payload[0]).outputs
+            except Malformed:
+                return Inspection(Admission.MALFORMED, 0, 0)
+            return Inspection(Admission.STORED if outputs else Admission.INCOMPLETE, 0, 0)
+        values = [_object(data) for data in payload]
+        if None in values:
+            return Inspection(Admission.MALFORMED, 0, 0)
+        # Triton says errors of a model with status 200 where a stream was asked for, or too many answers came.
+        failed = any(value is not None and "error" in value for value in values)
+        return Inspection(Admission.ERROR_STATUS if failed else Admission.STORED, 0, 0)
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        """Of a backend that is known to write in pieces: a text model. Others are asked for what their clients want."""
+        values = [value for data in payload if (value := _object(data)) is not None]
+        if call.operation == "infer" or not values:
+            raise Malformed("the answer is a stream, and a whole one was asked for")
+        return written({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        return (Event(whole),)
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        if call.operation == "infer":
+            return _answer_text(payload[0]) if payload else None
+        texts = [None if (value := _object(data)) is None else value.get(TEXT_OUTPUT) for data in payload]
+        return "".join(text for text in texts if isinstance(text, str)) or None
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
+        if call.operation == "infer":
+            return super().text_answer(call, answer_id=answer_id, created=created, model=model)
+        return _Generated(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """A text in the form of `generate`'s answers."""
+
+    model: str
+
+    def start(self) -> Sequence[Event]:
+        return ()
+
+    def delta(self, text: str) -> Event:
+        return Event(orjson.dumps({"model_name": self.model, "model_version": "", TEXT_OUTPUT: text}))
+
+    def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
+        return ()
+
+
+def renamed(path: str, model: str | None) -> str:
+    """A path about a model, under the name that the backend knows it by; None: the client's."""
+    found = ABOUT_A_MODEL.fullmatch(path)
+    return path if found is None or model is None else f"/v2/models/{model}{found[2]}"
+
+
+def model_in(path: str) -> str | None:
+    """The model that a path is about."""
+    found = ABOUT_A_MODEL.fullmatch(path)
+    return None if found is None else found[1]
+
+
+def _json_length(headers: Mapping[str, str]) -> int | None:
+    given = headers.get(JSON_LENGTH)
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise BadRequest(f"{JSON_LENGTH} is {given[:40]!r}, expected a whole number of bytes")
+    return int(given)
+
+
+def _uncached(inference: Inference) -> Bypass | None:
+    """Why no answer to this is kept: its outcome depends on what is not in it, or goes where only a model writes."""
+    if inference.raw is not None:
+        return Bypass.RAW
+    parameters = [inference.parameters, *(t.parameters for t in inference.inputs)]
+    parameters += [wanted.parameters for wanted in inference.outputs or ()]
+    if inference.parameters.get("sequence_id", 0) not in (0, ""):
+        return Bypass.SEQUENCE
+    return Bypass.SHARED_MEMORY if any("shared_memory_region" in each for each in parameters) else None
+
+
+def _question(inference: Inference) -> Tensor | None:
+    """The only BYTES input, or of several the one named `text_input`; where it is one text."""
+    texts = [tensor for tensor in inference.inputs if tensor.datatype == "BYTES"]
+    if len(texts) > 1:
+        texts = [tensor for tensor in texts if tensor.name == TEXT_INPUT]
+    return texts[0] if len(texts) == 1 and texts[0].size == 1 and _text(texts[0]) is not None else None
+
+
+def _text(tensor: Tensor) -> str | None:
+    """None where the bytes are a picture, say, and not a text."""
+    if tensor.data is None or len(tensor.data) > MAX_QUESTION:
+        return None
+    try:
+        text = next(elements(tensor.data)).decode()
+    except (UnicodeDecodeError, StopIteration):
+        return None
+    return text if text.strip() and "".join(text.split()).isprintable() else None
+
+
+def _texts(inference: Inference) -> list[str]:
+    """What complexity is judged on where there is no one question."""
+    found = [t.data for t in inference.inputs if t.datatype == "BYTES" and t.data is not None]
+    return [text.decode(errors="replace") for data in found if len(data) <= MAX_QUESTION for text in elements(data)]
+
+
+def _max_tokens(inference: Inference) -> int | None:
+    for tensor in inference.inputs:
+        if tensor.name == MAX_TOKENS and tensor.size == 1 and tensor.data is not None:
+            try:
+                value = to_json(tensor.data, tensor.datatype)[0]
+            except TensorInvalid:
+                return None
+            return value if type(value) is int and value > 0 else None
+    return None
+
+
+def _answer_text(data: bytes) -> str | None:
+    try:
+        texts = [t for t in unpack(data).outputs if t.datatype == "BYTES" and t.size == 1 and t.data is not None]
+    except Malformed:
+        return None
+    return _text(texts[0]) if len(texts) == 1 else None
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        return parse_numbers(data)
+    except BadRequest:
+        return None

@@ -1,0 +1,261 @@
+"""Inference requests and answers of the Open Inference Protocol over HTTP: JSON, with the tensors in it or as a binary
+tail behind it (Triton's extension_binary_data). Each is read into one form and written in the form that is wanted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.dialects.json_body import parse_numbers, written
+from gateway.dialects.kserve_tensors import MAX_DIMENSIONS, Tensor, TensorInvalid, checked, from_json, to_json
+from gateway.errors import BadRequest, Malformed
+
+BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
+MAX_TENSORS = 1024
+# How an answer is to be made or framed, when, and under which name: the same answer all the same.
+UNDECISIVE = frozenset({ALL_BINARY, "priority", "timeout", "triton_enable_empty_final_response"})
+_HEAD = 4  # bytes of the length that goes before a packed answer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An output that is asked for; `binary` None: as the request says of all."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    binary: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """A request. `outputs` None: all that the model has. `binary`: how they are wanted where nothing is said of one."""
+
+    id: str
+    parameters: Mapping[str, Any]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Wanted, ...] | None
+    binary: bool
+    raw: bytes | None = None  # a body without any JSON, for a model with one input
+
+    def decisive(self, model: str, version: str | None, *, without: str | None = None) -> bytes:
+        """Canonical JSON of what decides the answer, tensors by their digests; `without` the content of one input."""
+        inputs = [
+            [t.name, t.datatype, t.shape, t.parameters, None if t.name == without else _digest(t.data)]
+            for t in sorted(self.inputs, key=lambda tensor: tensor.name)
+        ]
+        outputs = None
+        if self.outputs is not None:
+            outputs = sorted(([w.name, w.parameters] for w in self.outputs), key=lambda pair: str(pair[0]))
+        parameters = {name: value for name, value in self.parameters.items() if name not in UNDECISIVE}
+        return written([model, version, parameters, inputs, outputs], canonical=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`head`: what else the answer says of itself, such as the model's name and version; not the request's id."""
+
+    head: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+
+
+def read_inference(body: bytes, json_length: int | None) -> Inference:
+    """`json_length`: of the header Inference-Header-Content-Length. Raises `BadRequest`."""
+    if json_length == 0 and body:
+        return Inference("", {}, (), None, True, raw=body)
+    value, tail = _parts(body, json_length)
+    given = value.get("inputs")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_TENSORS:
+        raise BadRequest(f"'inputs' is missing or of the wrong type: expected an array of 1 to {MAX_TENSORS} tensors")
+    inputs = tuple(_tensors(given, tail, "input"))
+    if len({tensor.name for tensor in inputs}) != len(inputs):
+        raise BadRequest("two inputs have the same name")
+    parameters = _parameters(value)
+    identity = value.get("id", "")
+    if not isinstance(identity, str):
+        raise BadRequest("'id' is of the wrong type: expected a string")
+    return Inference(
+        identity,
+        {name: given for name, given in parameters.items() if name != ALL_BINARY},
+        inputs,
+        _wanted(value.get("outputs")),
+        parameters.get(ALL_BINARY) is True,
+    )
+
+
+def write_inference(inference: Inference) -> tuple[bytes, int | None]:
+    """-> (body, length of its JSON where there is a tail). Tensors go as they came and are wanted as the client wants
+    them, so that nothing is asked of a server that it would not have been asked by this client."""
+    if inference.raw is not None:
+        return inference.raw, 0
+    tail: list[bytes] = []
+    value: dict[str, Any] = {"inputs": [_written(tensor, tail, "input") for tensor in inference.inputs]}
+    if inference.binary or inference.parameters:
+        value["parameters"] = {**inference.parameters, **({ALL_BINARY: True} if inference.binary else {})}
+    if inference.id:
+        value["id"] = inference.id
+    if inference.outputs is not None:
+        value["outputs"] = list(map(_asked, inference.outputs))
+    head = written(value)
+    return b"".join((head, *tail)), len(head) if tail else None
+
+
+def read_answer(body: bytes, json_length: int | None) -> Answer:
+    """Raises `Malformed`."""
+    try:
+        value, tail = _parts(body, json_length)
+        outputs = value.pop("outputs", None)
+        if not isinstance(outputs, list):
+            raise Malformed("the answer has no outputs")
+        found = tuple(_tensors(outputs, tail, "output"))
+    except BadRequest as error:
+        raise Malformed(f"the answer cannot be read: {error.message}") from None
+    value.pop("id", None)
+    return Answer(value, found)
+
+
+def pack(answer: Answer) -> bytes:
+    """The form in which answers are kept: the length of the JSON (4 bytes, big-endian), the JSON, the tail."""
+    body, length = _answer(answer, "", [replace(t, binary=True) for t in answer.outputs])
+    return (len(body) if length is None else length).to_bytes(_HEAD, "big") + body
+
+
+def unpack(data: bytes) -> Answer:
+    """Raises `Malformed`."""
+    return read_answer(data[_HEAD:], int.from_bytes(data[:_HEAD], "big"))
+
+
+def answer_for(inference: Inference, data: bytes) -> tuple[bytes, int | None]:
+    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises `Malformed`,
+    and `BadRequest` where JSON is wanted of what it cannot say."""
+    if inference.binary and not inference.id and inference.outputs is None:
+        return data[_HEAD:], int.from_bytes(data[:_HEAD], "big")  # as it is kept
+    answer = unpack(data)
+    wanted = {w.name: (at, w) for at, w in enumerate(inference.outputs or ())}
+    outputs = []
+    for at, tensor in enumerate(answer.outputs):
+        place, asked = wanted.get(tensor.name, (at, None))
+        binary = inference.binary if asked is None or asked.binary is None else asked.binary
+        outputs.append((place, replace(tensor, binary=binary)))
+    return _answer(answer, inference.id, [tensor for _, tensor in sorted(outputs, key=lambda pair: pair[0])])
+
+
+def _answer(answer: Answer, identity: str, outputs: Sequence[Tensor]) -> tuple[bytes, int | None]:
+    tail: list[bytes] = []
+    value: dict[str, Any] = {**answer.head}
+    if identity:
+        value["id"] = identity
+    value["outputs"] = [_written(tensor, tail, "output") for tensor in outputs]
+    head = written(value)
+    return b"".join((head, *tail)), len(head) if tail else None
+
+
+def _parts(body: bytes, json_length: int | None) -> tuple[dict[str, Any], memoryview]:
+    length = len(body) if json_length is None else json_length
+    if length > len(body):
+        raise BadRequest(f"Inference-Header-Content-Length is {length}, but the body has {len(body)} bytes")
+    return parse_numbers(body[:length]), memoryview(body)[length:]
+
+
+def _tensors(given: Sequence[Any], tail: memoryview, kind: str) -> Iterator[Tensor]:
+    at = 0
+    for each in given:
+        tensor, taken = _tensor(each, tail[at:], kind)
+        at += taken
+        yield tensor
+    if at != len(tail):
+        raise BadRequest(f"the binary tail has {len(tail)} bytes, of which the {kind}s name {at}")
+
+
+def _tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]:
+    """-> (the tensor, how many bytes of the tail are its)."""
+    if not isinstance(given, dict) or not isinstance(name := given.get("name"), str) or not name:
+        raise BadRequest(f"an {kind} is no object with a name")
+    datatype, shape = given.get("datatype"), given.get("shape")
+    if not isinstance(datatype, str) or not isinstance(shape, list) or not _is_shape(shape):
+        raise BadRequest(f"{kind} {name[:100]!r}: expected a datatype and a shape of whole numbers")
+    parameters = dict(_parameters(given))
+    size = parameters.pop(BINARY_SIZE, None)
+    parameters.pop(BINARY, None)
+    data, said = given.get("data"), None
+    try:
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(tail) or data is not None:
+                raise TensorInvalid(f"names {size!r} bytes of a binary tail, of which {len(tail)} are left")
+            raw: bytes | None = checked(bytes(tail[:size]), datatype, shape)
+        elif data is not None:
+            raw, said = _read_json(data, datatype, shape, kind)
+        elif kind == "input" and "shared_memory_region" not in parameters:
+            raise TensorInvalid(f"has no data: expected 'data' or 'parameters.{BINARY_SIZE}'")
+        else:
+            raw = None
+    except TensorInvalid as error:
+        raise BadRequest(f"{kind} {name[:100]!r} {error}") from None
+    return Tensor(name, datatype, tuple(shape), parameters, raw, size is not None, said), size or 0
+
+
+def _read_json(data: Any, datatype: str, shape: Sequence[int], kind: str) -> tuple[bytes | None, Any]:
+    """Servers write more into their outputs than the protocol has words for: that goes on as it came."""
+    try:
+        return from_json(data, datatype, shape), None
+    except TensorInvalid:
+        if kind == "input":
+            raise
+        return None, data
+
+
+def _written(tensor: Tensor, tail: list[bytes], kind: str) -> dict[str, Any]:
+    value: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    parameters = dict(tensor.parameters)
+    if tensor.said is not None:
+        value["data"] = tensor.said
+    elif tensor.data is not None and tensor.binary:
+        parameters[BINARY_SIZE] = len(tensor.data)
+        tail.append(tensor.data)
+    elif tensor.data is not None:
+        try:
+            value["data"] = to_json(tensor.data, tensor.datatype)
+        except TensorInvalid as error:
+            raise BadRequest(f"{kind} {tensor.name!r} {error}") from None
+    if parameters:
+        value["parameters"] = parameters
+    return value
+
+
+def _asked(wanted: Wanted) -> dict[str, Any]:
+    parameters = {**wanted.parameters, **({} if wanted.binary is None else {BINARY: wanted.binary})}
+    return {"name": wanted.name, **({"parameters": parameters} if parameters else {})}
+
+
+def _wanted(given: Any) -> tuple[Wanted, ...] | None:
+    """No output named is all of them, as Triton takes it."""
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_TENSORS:
+        raise BadRequest(f"'outputs' is of the wrong type: expected an array of at most {MAX_TENSORS}")
+    wanted = []
+    for each in given:
+        if not isinstance(each, dict) or not isinstance(name := each.get("name"), str):
+            raise BadRequest("an output is no object with a name")
+        parameters = dict(_parameters(each))
+        binary = parameters.pop(BINARY, None)
+        wanted.append(Wanted(name, parameters, None if binary is None else binary is True))
+    return tuple(wanted)
+
+
+def _parameters(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = value.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise BadRequest("'parameters' is of the wrong type: expected an object")
+    return parameters
+
+
+def _is_shape(shape: list[Any]) -> bool:
+    return len(shape) <= MAX_DIMENSIONS and all(type(n) is int and 0 <= n < 2**40 for n in shape)
+
+
+def _digest(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
