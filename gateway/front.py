@@ -118,6 +118,8 @@ class Front:
         if body is None:
             return
         entry, lifetime = served
+        if body is not entry.payload[0] and len(body) > MAX_FORMED:
+            return
         self._forget(key)
         known = self._known[key] = _Known(
             table=table,
