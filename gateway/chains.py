@@ -23,6 +23,7 @@ from gateway.learning import Learning, Shelf
 from gateway.leasing import Leasing
 from gateway.light_audits import LightAudits
 from gateway.messages import Bypass, Entry, Request
+from gateway.model_care import care_for
 from gateway.parts import Stores
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
@@ -49,7 +50,7 @@ from gateway.stages.render import Render
 from gateway.stages.semantic_lookup import SemanticLookup
 from gateway.telemetry import Telemetry
 from gateway.unstorable import Unstorable
-from gateway.upstreams import build_pools
+from gateway.upstreams import build_pools, reloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ async def build_parts(
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
+    care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
     ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw)
     spaces, former = await open_spaces(stack, ground, embedder)

@@ -91,6 +91,10 @@ class BackendError(Refused):
         self.sent = sent
 
 
+class ModelDown(BackendError):
+    """The upstream is there, its model is not: no call succeeds until the model is loaded again."""
+
+
 class BackendFull(BackendError):
     """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
 
@@ -135,6 +139,10 @@ class StreamBroken(Exception):
 
 class Malformed(Exception):
     """An answer that is not in its dialect's form, or that is an error in the form of an answer."""
+
+
+class LoadRefused(Exception):
+    """A server does not let its models be loaded and unloaded."""
 
 
 class StoreUnavailable(Exception):

@@ -10,9 +10,9 @@ from enum import IntEnum
 from functools import partial
 
 from gateway.bodies import Guarded, with_end
-from gateway.errors import BackendError, BackendFull, GivenUp, StreamBroken
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
-from gateway.ports import Backend, Clock
+from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
 from gateway.routing.breaker import Breaker
 from gateway.routing.latency import Asked, LatencyBook, Prediction
@@ -49,6 +49,7 @@ class Upstream:
     backend: Backend
     address: str
     weight: float = 1.0  # its part of the calls, against the others'
+    hosted: HostedModels | None = None  # where it says how its models are
     own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
 
 
@@ -132,6 +133,8 @@ class Lane:
             raise
         except BackendError as error:
             self._fared(sent, ok=False)
+            if isinstance(error, ModelDown):
+                self.breaker.eject(self._clock.monotonic())
             telemetry.backend_requests.add(name, "timeout" if error.status == 504 else "error")
             raise
         sent.first = now = self._clock.monotonic()

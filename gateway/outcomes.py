@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError, BackendFull, GivenUp
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown
 from gateway.messages import Request, Response
 from gateway.routing.retry import IDEMPOTENT, Again, after_answer, after_failure
 
@@ -22,6 +22,8 @@ def again(outcome: Outcome, request: Request, *, waits: bool) -> Again:
         whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
         if isinstance(outcome, GivenUp):
             whom = Again.ANYBODY  # it may be all there is by now
+        elif isinstance(outcome, ModelDown):
+            whom = Again.OTHERS
     return whom if repeatable(request, sent=sent) else Again.NOBODY
 
 

@@ -234,6 +234,9 @@ class Telemetry(Collector):
             "nearhit_required_confidence", "How sure a backend must be to keep the budget to be asked", ("route",)
         )
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
+        self.model_reloads = Counter(
+            "nearhit_model_reloads_total", "Dead models that were to be loaded anew", ("backend", "outcome")
+        )
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
         self.migration_entries = Gauge(

@@ -40,6 +40,11 @@ def build_pools(
     }
 
 
+def reloads(section: OpenAIBackendConfig | TritonBackendConfig) -> bool:
+    """Whether a dead model of it is loaded anew."""
+    return isinstance(section, TritonBackendConfig) and section.reload
+
+
 def _rules(section: OpenAIBackendConfig | TritonBackendConfig) -> PoolRules:
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
     return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
@@ -100,7 +105,7 @@ def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, cloc
         clock=clock,
         adaptive=section.adaptive,
     )
-    return Upstream(backend, address.url, address.weight)
+    return Upstream(backend, address.url, address.weight, backend.hosted)
 
 
 def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:

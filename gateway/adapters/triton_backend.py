@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-from tritonclient.grpc import model_config_pb2
-from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.gate import Gate, Place
+from gateway.adapters.triton_models import Described, TritonModels, condition_told, once
 from gateway.bodies import Guarded
 from gateway.config.backends import Tensors, Timeouts
-from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken
+from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
-from gateway.ports import Clock, Crowd, TextAnswer
+from gateway.ports import Clock, Condition, Crowd, TextAnswer
 from gateway.precedence import Priority
 from gateway.routing.naming import ModelNames
 
@@ -26,16 +26,6 @@ JSON = (("Content-Type", "application/json"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
 CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What is needed of a model's configuration."""
-
-    decoupled: bool
-    batched: bool
-    inputs: frozenset[str]
-    max_tokens_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,8 @@ class TritonBackend:
         self._tensors = tensors
         self._timeouts = timeouts
         self._clock = clock
-        self._described: dict[str, _Model] = {}
+        known = [name for name in dict.fromkeys([*models.known, embedding_model]) if name]
+        self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
         self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
 
     @property
@@ -95,12 +86,13 @@ class TritonBackend:
                 response = await self._generate(request, call, place)
         except InferenceServerException as error:
             place.leave()
-            raise self._failed(error) from None
+            raise self._failed(error, self._model_of(call)) from None
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
             place.leave()
             raise
+        self.hosted.told(self._model_of(call), Condition.READY)
         if isinstance(response.body, Whole):
             place.leave()
         return response
@@ -121,9 +113,9 @@ class TritonBackend:
 
     async def _generate(self, request: Request, call: Call, place: Place) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
-        name = self._models.sent_for(call.model) or call.model
-        model = await self._describe(name)
-        pieces = self._pieces(name, model, self._inputs(model, call), request.id)
+        name = self._model_of(call)
+        model = await self.hosted.describe(name)
+        pieces = self._pieces(name, model, self.hosted.inputs(model, call.prompt, call.max_tokens), request.id)
         first = await anext(pieces, None)
         place.answered(request, 200)
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
@@ -160,22 +152,22 @@ class TritonBackend:
             yield event
 
     async def _pieces(
-        self, name: str, model: _Model, inputs: list[triton.InferInput], request_id: str
+        self, name: str, model: Described, inputs: list[triton.InferInput], request_id: str
     ) -> AsyncGenerator[_Piece, None]:
         """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
         `StreamBroken` after it. Closing it cancels the inference."""
         if not model.decoupled:
-            async with self._in_time(self._timeouts.first_byte):
+            async with self.hosted.in_time(self._timeouts.first_byte):
                 result = await self._client.infer(name, inputs, request_id=request_id)
             yield self._piece(result)
             return
-        stream = self._client.stream_infer(_once(name, inputs, request_id))
+        stream = self._client.stream_infer(once(name, inputs, request_id))
         deadline = self._clock.monotonic() + self._timeouts.total
         limit, started = self._timeouts.first_byte, False
         try:
             while True:
                 try:
-                    async with self._in_time(min(limit, max(0.0, deadline - self._clock.monotonic()))):
+                    async with self.hosted.in_time(min(limit, max(0.0, deadline - self._clock.monotonic()))):
                         result, error = await anext(stream)
                     if error is not None:
                         raise error
@@ -193,18 +185,6 @@ class TritonBackend:
                 limit, started = self._timeouts.idle, True
         finally:
             stream.cancel()
-
-    def _inputs(self, model: _Model, call: Call) -> list[triton.InferInput]:
-        shape = [1, 1] if model.batched else [1]
-        prompt = triton.InferInput(self._tensors.prompt, shape, "BYTES")
-        prompt.set_data_from_numpy(np.array([call.prompt.encode()], dtype=object).reshape(shape))
-        if call.max_tokens is None or self._tensors.max_tokens not in model.inputs:
-            return [prompt]
-        # Beyond int32 a number of tokens means "as many as you like".
-        limit = np.array([min(call.max_tokens, 2**31 - 1)], dtype=triton_to_np_dtype(model.max_tokens_type))
-        max_tokens = triton.InferInput(self._tensors.max_tokens, shape, model.max_tokens_type)
-        max_tokens.set_data_from_numpy(limit.reshape(shape))
-        return [prompt, max_tokens]
 
     def _piece(self, result: triton.InferResult) -> _Piece:
         answer = result.as_numpy(self._tensors.answer)
@@ -225,11 +205,11 @@ class TritonBackend:
             raise NotFound(f"backend '{self.name}' has no embedding model")
         if not call.questions:
             raise BadRequest("'input' is missing or of the wrong type: expected a string or an array of strings")
-        model = await self._describe(self._embedding_model)
+        model = await self.hosted.describe(self._embedding_model)
         shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
-        async with self._in_time(self._timeouts.first_byte):
+        async with self.hosted.in_time(self._timeouts.first_byte):
             result = await self._client.infer(self._embedding_model, [texts])
         vectors = result.as_numpy(self._tensors.embedding)
         if vectors is None:
@@ -237,40 +217,21 @@ class TritonBackend:
         body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
         return Response(200, JSON, Whole(body))
 
-    async def _describe(self, name: str) -> _Model:
-        """A model's configuration, read once; a failure is not remembered."""
-        if name not in self._described:
-            async with self._in_time(self._timeouts.connect):
-                config = (await self._client.get_model_config(name)).config
-            types = {tensor.name: tensor.data_type for tensor in config.input}
-            limit_type = types.get(self._tensors.max_tokens)
-            self._described[name] = _Model(
-                decoupled=config.model_transaction_policy.decoupled,
-                batched=config.max_batch_size > 0,
-                inputs=frozenset(types),
-                max_tokens_type=model_config_pb2.DataType.Name(limit_type).removeprefix("TYPE_") if limit_type else "",
-            )
-        return self._described[name]
+    def _model_of(self, call: Call) -> str:
+        if call.operation == "embeddings":
+            return self._embedding_model or ""
+        return self._models.sent_for(call.model) or call.model
 
-    @asynccontextmanager
-    async def _in_time(self, seconds: float) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError:
-            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
-
-    def _failed(self, error: InferenceServerException) -> BackendError:
+    def _failed(self, error: InferenceServerException, model: str) -> BackendError:
         """Only what Triton says of the request itself goes to the client; another model may still do better."""
         if "INVALID_ARGUMENT" in str(error.status()):
             return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
+        condition = condition_told(error)
+        if condition is not None:
+            self.hosted.told(model, condition)
+            if model != self._embedding_model:  # without that one texts are answered all the same
+                return ModelDown(f"model '{model}' of backend '{self.name}' is {condition}")
         return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
-
-
-async def _once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
-    """One request, then the end of our half of the stream: Triton closes its own after the last response, so a model
-    that sends its final flag in an empty response (which this client cannot ask for) ends no later."""
-    yield {"model_name": model, "inputs": inputs, "request_id": request_id}
 
 
 def _scalar(result: triton.InferResult, name: str) -> Any:

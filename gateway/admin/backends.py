@@ -26,7 +26,7 @@ def shown(pools: Mapping[str, Pool], now: float) -> dict[str, Any]:
 
 
 def _upstream(lane: Lane, now: float) -> dict[str, Any]:
-    crowd = lane.backend.crowd
+    crowd, hosted = lane.backend.crowd, lane.upstream.hosted
     whole, streamed = (lane.predict(Asked(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
         "address": lane.upstream.address,
@@ -34,6 +34,7 @@ def _upstream(lane: Lane, now: float) -> dict[str, Any]:
         "state": lane.state(now).name.lower(),
         "breaker": lane.breaker.state(now).name.lower(),
         "waits_s": round(lane.told_to_wait_s(None, now), 3),
+        "models": {} if hosted is None else dict(hosted.conditions),
         "inflight": crowd.inflight,
         "queued": crowd.queued,
         "limit": crowd.limit,

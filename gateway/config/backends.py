@@ -94,6 +94,7 @@ class TritonBackendConfig(Section):
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
     hedge: HedgeOrOff = None
+    reload: Switch = False  # of a model whose process has died: unload and load it
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 

@@ -43,9 +43,15 @@ class TritonServer:
 
     @classmethod
     async def start(
-        cls, env: TritonEnvironment, model_repository: Path, run_dir: Path, ports: TritonPorts
+        cls,
+        env: TritonEnvironment,
+        model_repository: Path,
+        run_dir: Path,
+        ports: TritonPorts,
+        *,
+        control: bool = False,
     ) -> TritonServer:
-        """Returns once every model is ready.
+        """Returns once every model is ready. `control`: models may be unloaded and loaded over its API.
 
         Raises `TritonUnavailable` when a port is taken or the server does not come up; nothing is left running.
         """
@@ -53,6 +59,8 @@ class TritonServer:
         prefix = region_prefix(run_dir)
         _remove_regions(prefix)  # of a server that was killed here before
         command = _command(env, model_repository, _lay_out(env, run_dir), prefix, ports)
+        if control:
+            command += ["--model-control-mode=explicit", "--load-model=*"]
         try:
             child = await ChildProcess.start(
                 "Triton", command, log=run_dir / "triton.log", env=_environment(env, run_dir)

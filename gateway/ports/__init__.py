@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from gateway.ports.answering import Backend, Batch, Crowd, Dialect, Duplex, Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports.hosting import Condition, HostedModels
 from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
 from gateway.ports.stores import (
     Claim,
@@ -32,6 +33,7 @@ __all__ = [
     "Candidate",
     "Claim",
     "Clock",
+    "Condition",
     "CounterexampleStore",
     "Crowd",
     "Dialect",
@@ -39,6 +41,7 @@ __all__ = [
     "Embedder",
     "Foreign",
     "Formed",
+    "HostedModels",
     "Inspection",
     "LearningStore",
     "Leases",

@@ -37,6 +37,7 @@ CONTRACT = {
     "nearhit_breaker_state": {"backend"},
     "nearhit_shed_total": {"reason"},
     "nearhit_hedges_total": {"outcome"},
+    "nearhit_model_reloads_total": {"backend", "outcome"},
     "nearhit_policy_last_reload_successful": set(),
     "nearhit_policy_info": {"hash"},
 }

@@ -1,0 +1,168 @@
+"""The models of one Triton server: what their configurations say, whether they answer, and the repository's API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from gateway.config.backends import Tensors, Timeouts
+from gateway.errors import BackendError, LoadRefused
+from gateway.ports import Condition
+
+TRIAL = "ping"  # what a model is asked to see whether it answers
+LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a network
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is needed of a model's configuration."""
+
+    decoupled: bool
+    batched: bool
+    inputs: frozenset[str]
+    max_tokens_type: str
+
+
+class TritonModels:
+    """Of one server, as one backend uses it. `names`: its models, as far as they are known beforehand."""
+
+    def __init__(
+        self,
+        backend: str,
+        server: str,
+        client: triton.InferenceServerClient,
+        names: Sequence[str],
+        tensors: Tensors,
+        timeouts: Timeouts,
+    ) -> None:
+        self.server = server
+        self._backend = backend
+        self._client = client
+        self._tensors = tensors
+        self._timeouts = timeouts
+        self._described: dict[str, Described] = {}
+        self._conditions = dict.fromkeys(names, Condition.READY)
+        self._wrong = asyncio.Event()
+
+    @property
+    def conditions(self) -> Mapping[str, Condition]:
+        """By the model's name; none of them is wrong until a call has told."""
+        return self._conditions
+
+    async def wrong(self) -> None:
+        """Returns while a model is not ready."""
+        await self._wrong.wait()
+
+    def told(self, name: str, condition: Condition) -> None:
+        """What a call or a probe has told of one of `names`."""
+        if name in self._conditions and self._conditions[name] is not condition:
+            self._conditions[name] = condition
+            if any(each is not Condition.READY for each in self._conditions.values()):
+                self._wrong.set()
+            else:
+                self._wrong.clear()
+
+    async def loaded(self, name: str) -> bool:
+        """Whether the server says that it is ready, which it also says of a model whose process has died."""
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                return bool(await self._client.is_model_ready(name))
+        except (InferenceServerException, TimeoutError, OSError):
+            return False
+
+    async def answers(self, name: str) -> bool:
+        """Whether it does: a call with a word in it, and one token to come where it lets that be said."""
+        try:
+            model = await self.describe(name)
+            inputs = self.inputs(model, TRIAL, 1)
+            async with self.in_time(self._timeouts.first_byte):
+                if model.decoupled:
+                    await self._first_response(name, inputs)
+                else:
+                    await self._client.infer(name, inputs)
+        except (InferenceServerException, BackendError, OSError) as error:
+            if isinstance(error, InferenceServerException) and (condition := condition_told(error)) is not None:
+                self.told(name, condition)
+            return False
+        return True
+
+    async def reload(self, name: str) -> None:
+        """Unloads it and loads it. Raises `LoadRefused` where the server allows neither, `BackendError` where it cannot
+        be loaded; it is absent then."""
+        self._described.pop(name, None)
+        try:
+            async with self.in_time(LOAD_TIMEOUT_S):
+                await self._client.unload_model(name)
+                await self._client.load_model(name)
+        except InferenceServerException as error:
+            if "is not allowed" in error.message():
+                raise LoadRefused(error.message()) from None
+            raise BackendError(f"model '{name}' cannot be loaded at {self.server}: {error.message()}"[:300]) from None
+
+    async def describe(self, name: str) -> Described:
+        """A model's configuration, read once; a failure is not remembered."""
+        if name not in self._described:
+            async with self.in_time(self._timeouts.connect):
+                config = (await self._client.get_model_config(name)).config
+            types = {tensor.name: tensor.data_type for tensor in config.input}
+            limit_type = types.get(self._tensors.max_tokens)
+            self._described[name] = Described(
+                decoupled=config.model_transaction_policy.decoupled,
+                batched=config.max_batch_size > 0,
+                inputs=frozenset(types),
+                max_tokens_type=model_config_pb2.DataType.Name(limit_type).removeprefix("TYPE_") if limit_type else "",
+            )
+        return self._described[name]
+
+    def inputs(self, model: Described, text: str, max_tokens: int | None) -> list[triton.InferInput]:
+        shape = [1, 1] if model.batched else [1]
+        prompt = triton.InferInput(self._tensors.prompt, shape, "BYTES")
+        prompt.set_data_from_numpy(np.array([text.encode()], dtype=object).reshape(shape))
+        if max_tokens is None or self._tensors.max_tokens not in model.inputs:
+            return [prompt]
+        # Beyond int32 a number of tokens means "as many as you like".
+        limit = np.array([min(max_tokens, 2**31 - 1)], dtype=triton_to_np_dtype(model.max_tokens_type))
+        tokens = triton.InferInput(self._tensors.max_tokens, shape, model.max_tokens_type)
+        tokens.set_data_from_numpy(limit.reshape(shape))
+        return [prompt, tokens]
+
+    @asynccontextmanager
+    async def in_time(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise BackendError(f"backend '{self._backend}' sent no answer in time", status=504) from None
+
+    async def _first_response(self, name: str, inputs: list[triton.InferInput]) -> None:
+        stream = self._client.stream_infer(once(name, inputs, ""))
+        try:
+            _, error = await anext(stream)
+            if error is not None:
+                raise error
+        except StopAsyncIteration:
+            raise BackendError(f"model '{name}' sent no answer") from None
+        finally:
+            stream.cancel()
+
+
+def condition_told(error: InferenceServerException) -> Condition | None:
+    """What Triton's words say of the model: a status of its own it has for neither, and on streams for no error."""
+    said = error.message()
+    if "Stub process" in said and "is not healthy" in said:
+        return Condition.DEAD
+    return Condition.ABSENT if "Request for unknown model" in said or "is not ready" in said else None
+
+
+async def once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
+    """One request, then the end of our half of the stream: Triton closes its own after the last response, so a model
+    that sends its final flag in an empty response (which this client cannot ask for) ends no later."""
+    yield {"model_name": model, "inputs": inputs, "request_id": request_id}
