@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.dialects.anthropic import speaks_anthropic
 from gateway.escalations import Escalations
 from gateway.lane import asked_of
 from gateway.messages import Call, Choice, Request
@@ -46,13 +47,14 @@ class Deciding:
 
     def decide(self, request: Request) -> Decision:
         """Writes complexity, wish and outlook into the trace. What passes through, and embeddings, of which those of
-        two models cannot be mixed, go to the best tier's largest part, and to nobody else."""
+        two models cannot be mixed, go to the best tier's largest part that speaks of such, and to nobody else."""
         target, call = self._route.target, request.call
         best = target.tiers[-1].backend
         if call is None:
-            return only(next((n for n in reversed(target.backends) if self._pools[n].http), best))
+            return only(self._passing(request, target) or best)
         if call.operation == "embeddings":
-            return only(best)
+            embedding = (n for n in (best, *reversed(target.backends)) if self._pools[n].speaks != "anthropic")
+            return only(next(embedding, best))
         target = self._resolved(request, call)
         if len(target.tiers) == 1:
             return with_fallbacks(self._choose(request, target, 0.0), target)
@@ -63,6 +65,13 @@ class Deciding:
             lightest = Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
             return with_fallbacks(lightest, target, beyond=False)
         return with_fallbacks(self._choose(request, target, score), target)
+
+    def _passing(self, request: Request, target: Target) -> str | None:
+        """Who is asked for what no dialect reads: of the HTTP backends one of the client's own protocol."""
+        http = [name for name in reversed(target.backends) if self._pools[name].http]
+        anthropic = speaks_anthropic(request.headers)
+        own = [name for name in http if (self._pools[name].speaks == "anthropic") == anthropic]
+        return next(iter(own or http), None)
 
     def outlook(self, request: Request) -> Outlook | None:
         """What each tier would take now; None where latencies are not predicted."""

@@ -17,7 +17,6 @@ from gateway.adapters.http_headers import (
     NOT_SENT,
     own_headers,
     request_headers,
-    speaks_anthropic,
     translated_headers,
 )
 from gateway.adapters.http_session import Connection
@@ -26,6 +25,7 @@ from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
+from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.dialects.anthropic import VERSION
+
 # RFC 9110 section 7.6.1, and what names the connection rather than the message.
 HOP_BY_HOP = frozenset(
     {
@@ -46,15 +48,10 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str], prefix: str = 
     return [(k, v) for k, v in headers.items() if (low := k.lower()) not in dropped and not low.startswith(prefix)]
 
 
-ANTHROPIC_VERSION = ("anthropic-version", "2023-06-01")  # the only one that they support beside an older one
+ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only one that they support beside an older one
 # What says something in one dialect only; credentials are put in the other's words.
 ONLY_ANTHROPICS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
 ONLY_OPENAIS = frozenset({"openai-organization", "openai-project", "openai-beta"})
-
-
-def speaks_anthropic(headers: Mapping[str, str]) -> bool:
-    """Whether a request is of a client of Anthropic's: they require the header of each."""
-    return ANTHROPIC_VERSION[0] in headers
 
 
 def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tuple[str, str]]:
@@ -76,7 +73,7 @@ def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None
     if speaks != "anthropic":
         return [] if api_key is None else [("Authorization", f"Bearer {api_key}")]
     key = [] if api_key is None else [("x-api-key", api_key)]
-    said = any(name.lower() == ANTHROPIC_VERSION[0] for name, _ in headers)
+    said = any(name.lower() == VERSION for name, _ in headers)
     return key if said else [*key, ANTHROPIC_VERSION]
 
 

@@ -26,6 +26,11 @@ BETA = "anthropic-beta"
 NOT_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
 
 
+def speaks_anthropic(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a client of this protocol, whatever its path: each has to carry the header."""
+    return VERSION in headers
+
+
 class Anthropic:
     name = "anthropic"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.dialects.anthropic import VERSION, Anthropic
+from gateway.dialects.anthropic import Anthropic, speaks_anthropic
 from gateway.dialects.kserve import KServe
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.tfserving import TFServing
@@ -22,5 +22,4 @@ def dialect_of(method: str, path: str) -> Dialect | None:
 def shape_of_errors(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
     """In whose shape the gateway's own errors are told, also where a request passes through or was not yet read:
     Anthropic's clients say so in a header; where nothing tells, it is OpenAI's."""
-    told = next((dialect for dialect in DIALECTS if dialect.name == "anthropic" and VERSION in headers), None)
-    return dialect_of(method, path) or told or DIALECTS[0]
+    return dialect_of(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[0])

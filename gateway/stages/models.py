@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic import VERSION
+from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
@@ -35,7 +35,7 @@ class Models:
         backends = [backend for backend in self._backends if backend.speaks in LISTED]
         if not backends:
             return await forward(request)  # a path of another protocol
-        anthropic = VERSION in request.headers
+        anthropic = speaks_anthropic(request.headers)
         if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
             return await forward(request)
         models = await self._merged(request, backends)

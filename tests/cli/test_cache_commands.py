@@ -242,7 +242,7 @@ async def test_import_says_which_lines_it_refused_and_why(served: Served, nearhi
         ({**good, "payload": ["{}"]}, "payload: expected a complete, successful answer"),
         ({**good, "payload": ["x" * 2_000_000]}, "payload: expected at most 1048576 bytes"),
         ({**good, "payload": [{"base64": "!"}]}, "payload: expected base64"),
-        ({**good, "dialect": "latin"}, "dialect: expected one of openai"),
+        ({**good, "dialect": "latin"}, "dialect: expected one of anthropic, "),
         ({**good, "vector": "AAAA"}, "vector: expected 32-bit floats"),
         ({**good, "vector": "AAAAAA=="}, "vector: expected one of unit length"),
         ({**good, "extra": 1}, "extra: unknown key"),

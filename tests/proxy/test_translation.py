@@ -17,7 +17,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from tests.fixtures.anthropic_upstream import anthropic as speaking_anthropic
 from tests.fixtures.anthropic_upstream import events_of, message, refusal
 from tests.fixtures.anthropic_upstream import stream as anthropic_stream
-from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, frame, serving
 from tests.proxy.conftest import openai_client
 from tests.proxy.test_anthropic_client import ask, client_of, headers_of, streamed, told, tool
@@ -389,6 +389,29 @@ async def test_an_answer_that_cannot_be_read_is_a_failure_of_the_backend(to_open
         with pytest.raises(anthropic.InternalServerError, match="cannot be read") as caught:
             await client.messages.create(**ask())
     assert caught.value.status_code == 502
+
+
+async def test_what_is_not_translated_goes_to_the_tier_that_has_it(
+    tmp_path: Path, light: Upstream, large: Upstream
+) -> None:
+    """Counting of tokens to Anthropic's, embeddings and files to OpenAI's, wherever they stand."""
+    for at in ("light", "large"):
+        claude, other = (light, large) if at == "light" else (large, light)
+        speaking_anthropic(claude).calls.clear()
+        other.answer, other.calls = None, []
+        backends = {
+            name: {"adapter": "anthropic" if name == at else "openai", "url": upstream.url}
+            for name, upstream in (("light", light), ("large", large))
+        }
+        async with gateway_of(config_of(tmp_path / at, backends), TIERS) as served:
+            async with client_of(served) as client:
+                messages: Any = [{"role": "user", "content": "hi"}]
+                assert (await client.messages.count_tokens(model="m", messages=messages)).input_tokens == 14
+            async with openai_client(served) as asking:
+                assert len((await asking.embeddings.create(model="m", input="x", encoding_format="float")).data) == 1
+            assert (await served.get("/v1/files")).status == 200
+        assert [call.path for call in claude.calls] == ["/v1/messages/count_tokens"]
+        assert [call.path for call in other.calls] == ["/v1/embeddings", "/v1/files"]
 
 
 async def test_a_tier_that_speaks_the_other_dialect_answers_too(

@@ -20,6 +20,7 @@ from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gatew
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream, serving
 from tests.proxy.conftest import openai_client
+from tests.proxy.test_anthropic_client import client_of
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,6 +59,19 @@ def inflight(served: Served) -> int:
 
 async def stored(served: Served) -> int:
     return (await served.gateway.parts.store.stats()).entries
+
+
+async def test_anthropics_client_is_answered_streamed_and_whole_alike(front: Front) -> None:
+    asked: Any = {"model": "large", "max_tokens": 4096, **ASK}
+    async with front() as (served, _), client_of(served) as client:
+        async with client.messages.stream(**asked) as events:
+            text = "".join([piece async for piece in events.text_stream])
+            final = await events.get_final_message()
+        whole = await client.messages.create(**asked)
+    assert "store" in text
+    assert whole.content[0].text == text == final.content[0].text
+    assert (whole.stop_reason, whole.type, whole.id) == ("end_turn", "message", final.id)
+    assert whole.usage.output_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["light", "large"])
