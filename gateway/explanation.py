@@ -152,7 +152,7 @@ def explanation_of(
         share=route.share,
         scope=request.scope,
         fingerprint=request.fingerprint,
-        exact="off" if route.exact_ttl_s is None else f"on, ttl {route.exact_ttl_s:g} s",
+        exact=_exact(route, call),
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.trace.complexity,
@@ -169,6 +169,12 @@ def explanation_of(
         shadow=_shadow(route.target),
         outlook=None if outlook is None else outlook.as_json(),
     )
+
+
+def _exact(route: Route, call: Call) -> str:
+    if route.exact_ttl_s is None:
+        return "off"
+    return f"on, ttl {route.exact_ttl_s:g} s" if call.uncached is None else f"not asked: {call.uncached}"
 
 
 def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:

@@ -6,7 +6,7 @@ Errors have a module of their own: `gateway.errors`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ class Bypass(StrEnum):
     SHARED_MEMORY = "shared-memory"  # tensors lie where the gateway does not look
     RAW = "raw"  # a body of bytes alone, which the model reads by its own configuration
     FEEDBACK = "feedback"  # the request is about an answer
+    BACKGROUND = "background"  # the answer is not awaited, but asked for again until it is there
+    CONVERSATION = "conversation"  # the call changes a conversation that the backend keeps
 
 
 class Refusal(StrEnum):
@@ -227,6 +229,9 @@ class Call:
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither kept nor looked for
     batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
+    # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
+    # whole body or one event's data; None where the protocol repeats nothing.
+    own: Callable[[bytes], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

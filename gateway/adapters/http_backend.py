@@ -26,6 +26,7 @@ from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
 from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.known import understands
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
@@ -90,7 +91,7 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Response:
         call = request.call
-        translated = None if call is None or call.dialect.name == self.speaks else self._translated(call)
+        translated = None if call is None or understands(self.speaks, call.dialect) else self._translated(call)
         if call is None and request.headers.get("upgrade", "").lower() == "websocket":
             upgraded = await self._websocket(request)
             if upgraded is not None:

@@ -115,10 +115,10 @@ class TritonBackend:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
+        answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         pieces = self._pieces(name, model, self.hosted.inputs(model, call.prompt, call.max_tokens), request.id)
         first = await anext(pieces, None)
         place.answered(request, 200)
-        answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         events = self._events(first, pieces, answer, call)
         if call.stream:
             return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))

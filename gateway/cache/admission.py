@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gateway.messages import Admission, Call
 from gateway.policy.model import AdmissionRules
 from gateway.ports import Inspection
@@ -15,12 +17,25 @@ def unasked(rules: AdmissionRules, call: Call) -> Admission | None:
         given = call.body.get("temperature")
         if (DEFAULT_TEMPERATURE if given is None else given) > rules.max_temperature:
             return Admission.TEMPERATURE
-    if rules.roles is not None:
-        messages = call.body.get("messages")
-        for message in messages if isinstance(messages, list) else ():
-            if isinstance(message, dict) and message.get("role") not in rules.roles:
-                return Admission.ROLE
+    if rules.roles is not None and any(role not in rules.roles for role in _roles(call)):
+        return Admission.ROLE
     return None
+
+
+def _roles(call: Call) -> Iterator[object]:
+    """Of all turns, in whatever field a protocol has them."""
+    body = call.body
+    if call.operation == "embeddings":
+        return
+    if any(body.get(key) for key in ("system", "instructions")):
+        yield "system"
+    if isinstance(body.get("input"), str):  # of a response: the user's
+        yield "user"
+    for key in ("messages", "input"):
+        turns = body.get(key)
+        for turn in turns if isinstance(turns, list) else ():
+            if isinstance(turn, dict) and ("role" in turn or key == "messages"):
+                yield turn.get("role")
 
 
 def judged(rules: AdmissionRules, inspection: Inspection, dollars: float) -> Admission:

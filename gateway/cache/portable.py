@@ -18,7 +18,7 @@ from gateway.validation import Section, complaints
 
 VERSION = 1
 MAX_LIFETIME_S = parse_duration("3650d")
-CONVERSATIONS = ("chat.completions", "messages")  # operations whose question and answer are turns
+CONVERSATIONS = ("chat.completions", "responses", "messages")  # operations whose question and answer are turns
 SKEW_S = 60.0  # a line that was written on a machine whose clock is ahead
 
 Digest = Annotated[str, Field(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]

@@ -14,6 +14,7 @@ import orjson
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.json_body import parse_object
+from gateway.dialects.named_events import named
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Bypass, Call, Event
 from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
@@ -83,7 +84,7 @@ class Anthropic:
         return answers.renewed(data, answers.PREFIX + answer_id)
 
     def event(self, call: Call, data: bytes) -> Event:
-        return answers.named(data)
+        return named(data)
 
     def shown(self, call: Call, event: Event) -> bool:
         return True

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import orjson
 from gateway.dialects.anthropic_errors import sentence_of
 from gateway.dialects.anthropic_merge import DONE, assembled
 from gateway.dialects.anthropic_pieces import events_of
+from gateway.dialects.named_events import named, written
 from gateway.dialects.openai_answers import reading
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event
@@ -22,24 +22,7 @@ from gateway.ports import Inspection
 MESSAGES = "messages"
 FINISHED = ("end_turn", "stop_sequence")
 PREFIX = "msg_"
-TYPE = re.compile(rb'\{"type": ?"([a-z_]+)"')  # the protocol's servers write it first
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
-
-
-def named(data: bytes) -> Event:
-    """An event under the name that its `type` is."""
-    if match := TYPE.match(data):
-        return Event(data, match[1].decode())
-    try:
-        kind = orjson.loads(data)["type"]
-    except (ValueError, TypeError, KeyError):
-        return Event(data)
-    # A name with a line break would be another line of the stream.
-    return Event(data, kind if isinstance(kind, str) and kind.isidentifier() else None)
-
-
-def written(value: Mapping[str, Any]) -> Event:
-    return Event(orjson.dumps(value), value["type"])
 
 
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from gateway.dialects.anthropic import Anthropic, speaks_anthropic
 from gateway.dialects.kserve import KServe
 from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.tfserving import TFServing
 from gateway.dialects.torchserve import TorchServe
 from gateway.ports import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (OpenAI(), Anthropic(), KServe(), TFServing(), TorchServe())
+DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
+
+# Dialects of one vendor, which its backends speak besides the one that they are named after.
+BESIDE = {OpenAIResponses.name: OpenAI.name}
+
+
+def understands(speaks: str, dialect: Dialect) -> bool:
+    """Whether a backend that speaks the one can be asked in the other."""
+    return speaks in (dialect.name, BESIDE.get(dialect.name))
 
 
 def dialect_of(method: str, path: str) -> Dialect | None:

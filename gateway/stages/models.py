@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -39,7 +40,7 @@ class Models:
         if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
             return await forward(request)
         models = await self._merged(request, backends)
-        name = request.path.removeprefix(PATH).lstrip("/")
+        name = unquote(request.path.removeprefix(PATH).lstrip("/"))  # names of models have slashes
         if not name:
             listed = list(models.values())
             return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})

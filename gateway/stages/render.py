@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from gateway.bodies import Guarded, Ready, close_body
 from gateway.cache.replay import Sleep, lasts_s, paced
 from gateway.errors import BackendError, Malformed, StreamBroken
-from gateway.messages import Admission, Body, Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Admission, Body, Call, Event, EventStream, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.policy.model import Replay
 from gateway.ports import Clock
@@ -36,8 +36,9 @@ class Render:
         if call is None or response.status != 200:
             return response
         if response.provenance.verdict not in HITS:
-            return await self._rendered(call, response)
-        return self._replayed(request, call, await self._rendered(call, await _at_hand(response)))
+            shared = response.provenance.verdict is Verdict.COALESCED
+            return await self._rendered(call, _owned(call, response) if shared else response)
+        return self._replayed(request, call, await self._rendered(call, _owned(call, await _at_hand(response))))
 
     async def _rendered(self, call: Call, response: Response) -> Response:
         body = response.body
@@ -98,6 +99,26 @@ async def _at_hand(response: Response) -> Response:
         raise BackendError(str(error), retryable=False) from None
     finally:
         await close_body(body)
+
+
+def _owned(call: Call, response: Response) -> Response:
+    """An answer that was made for another request, with what this one's own would repeat of it."""
+    own, body = call.own, response.body
+    if own is None:
+        return response
+    if isinstance(body, Whole):
+        return replace(response, body=Whole(own(body.data)))
+    if not isinstance(body, EventStream):
+        return response
+    if isinstance(body.events, Ready):
+        events = tuple(Event(own(event.data), event.name) for event in body.events.rest())
+        return replace(response, body=EventStream(Ready(events)))
+    return replace(response, body=EventStream(Guarded(_each(own, body), source=body.events)))
+
+
+async def _each(own: Callable[[bytes], bytes], body: EventStream) -> AsyncGenerator[Event, None]:
+    async for event in body.events:
+        yield Event(own(event.data), event.name)
 
 
 def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.cache.admission import judged, unasked
 from gateway.cache.frequency import Frequency
 from gateway.dialects.openai import OpenAI
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.messages import Admission
 from gateway.policy.load import policy_from_text
 from gateway.policy.model import AdmissionRules
@@ -34,6 +35,10 @@ def asked(*roles: str, **fields: Any) -> Any:
     )
 
 
+def response(given: Any, **fields: Any) -> Any:
+    return OpenAIResponses().parse("/v1/responses", json.dumps({"model": "m", "input": given, **fields}).encode(), {})
+
+
 @pytest.mark.parametrize(
     ("rules", "call", "reason"),
     [
@@ -47,6 +52,11 @@ def asked(*roles: str, **fields: Any) -> Any:
         (AdmissionRules(roles=("system", "user")), asked("system", "user"), None),
         (AdmissionRules(roles=("system", "user")), asked("user", "assistant", "user"), Admission.ROLE),
         (AdmissionRules(roles=("system", "user")), asked("user", "tool"), Admission.ROLE),
+        (AdmissionRules(roles=("user",)), response("hi"), None),
+        (AdmissionRules(roles=("system",)), response("hi"), Admission.ROLE),
+        (AdmissionRules(roles=("user",)), response("hi", instructions="Be brief."), Admission.ROLE),
+        (AdmissionRules(roles=("user",)), response([{"role": "user", "content": "hi"}, {"type": "reasoning"}]), None),
+        (AdmissionRules(roles=("user",)), response([{"role": "developer", "content": "hi"}]), Admission.ROLE),
     ],
 )
 def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, reason: Admission | None) -> None:

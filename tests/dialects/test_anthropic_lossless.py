@@ -16,12 +16,12 @@ from gateway.dialects.anthropic_answers import (
     AnthropicTextAnswer,
     assemble,
     inspect,
-    named,
     renewed,
     split,
     text,
     tokens_of,
 )
+from gateway.dialects.named_events import named
 from gateway.errors import Malformed
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded

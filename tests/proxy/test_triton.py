@@ -74,6 +74,22 @@ async def test_anthropics_client_is_answered_streamed_and_whole_alike(front: Fro
     assert whole.usage.output_tokens > 0
 
 
+async def test_a_response_is_answered_streamed_and_whole_alike(front: Front, triton: RunningTriton) -> None:
+    ask = {"model": "m", "input": "What happens when the store is down?"}
+    async with front(main=model(triton, "light")) as (_, client):
+        afresh = {"extra_headers": {"Cache-Control": "no-store"}}
+        whole = await client.responses.create(**ask, **afresh)
+        async with client.responses.stream(**ask, **afresh) as stream:
+            pieces = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            final = await stream.get_final_response()
+        assert len(pieces) > 2
+        assert "".join(pieces) == final.output_text == whole.output_text
+        assert "store" in whole.output_text
+        assert (whole.status, whole.usage is not None and whole.usage.output_tokens > 0) == ("completed", True)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await client.responses.create(**ask, previous_response_id=whole.id)
+
+
 @pytest.mark.parametrize("name", ["light", "large"])
 async def test_a_chat_is_answered_streamed_and_whole_alike(front: Front, triton: RunningTriton, name: str) -> None:
     async with front(main=model(triton, name)) as (_, client):

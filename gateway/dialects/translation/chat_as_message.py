@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic_answers import PREFIX, message_of, written
+from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_of
+from gateway.dialects.named_events import written
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.openai_merge import DONE

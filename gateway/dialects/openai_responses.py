@@ -1,0 +1,230 @@
+"""OpenAI's responses: `POST /v1/responses`, whole and as typed events. What is done with a response later (reading,
+deleting, cancelling, its input items, compaction, counting) passes through.
+
+Shapes follow OpenAI's API reference (https://developers.openai.com/api/reference/resources/responses); unknown fields,
+items and parts are kept everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gateway.dialects import openai_responses_answers as answers
+from gateway.dialects.json_body import parse_object
+from gateway.dialects.named_events import named
+from gateway.dialects.openai_responses_events import events_of
+from gateway.dialects.openai_responses_text import ResponsesTextAnswer
+from gateway.errors import BadRequest, Malformed
+from gateway.messages import Bypass, Call, Event
+from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+
+RESPONSES = "/v1/responses"
+OPERATION = "responses"
+
+# Fields that do not decide the answer. `store` does: an answer that is stored has an id that later requests may name.
+NOT_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
+TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # of a part that is text and nothing else
+
+
+class OpenAIResponses:
+    name = "openai-responses"
+
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and path == RESPONSES
+
+    def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        given = parse_object(body)
+        _check(given)
+        decisive = {key: value for key, value in given.items() if key not in NOT_DECISIVE}
+        bypass = _bypass(given)
+        question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
+        return Call(
+            dialect=self,
+            operation=OPERATION,
+            body=given,
+            model=given.get("model") or "",
+            stream=given.get("stream") is True,
+            canonical=orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),
+            context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
+            question=question,
+            no_question=no_question,
+            prompt=_prompt(given),
+            max_tokens=given.get("max_output_tokens"),
+            user=given.get("user"),
+            uncached=bypass,
+            own=_own(given),
+        )
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        body = call.body if model is None else {**call.body, "model": model}
+        return Outgoing(path, orjson.dumps(body))
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        return None
+
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        return answers.inspect(payload, streamed)
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        return answers.assemble(payload)
+
+    def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
+        return events_of(whole)
+
+    def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        """Not of a response that lies upstream: later requests name it by its id."""
+        return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.body.get("store") is not False)
+
+    def event(self, call: Call, data: bytes) -> Event:
+        return named(data)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return True
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        try:
+            return answers.text(self.whole(call, payload) if streamed else payload[0])
+        except Malformed:
+            return None
+
+    def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
+        for field in ("previous_response_id", "conversation", "prompt"):
+            if call.body.get(field) is not None:
+                raise BadRequest(f"a backend that answers in text has nothing stored that '{field}' could name")
+        return ResponsesTextAnswer(call.body, answers.PREFIX + answer_id, created, model)
+
+    def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
+        raise BadRequest("responses have no embeddings")
+
+    def error(self, kind: str, message: str) -> bytes:
+        return orjson.dumps({"error": _error(kind, message)})
+
+    def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
+        """What the API reference has (the fields at the top) and what OpenAI sends (`error`): some clients read the
+        one, the official SDK raises on the other. The place of the event in its stream is not known here."""
+        said = {"type": "error", "sequence_number": 0, "code": kind, "message": message, "param": None}
+        return (Event(orjson.dumps({**said, "error": _error(kind, message)}), "error"),)
+
+
+def _error(kind: str, message: str) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": None, "code": None}
+
+
+def _own(body: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    return partial(answers.owned, {key: body.get(key) for key in answers.ECHOED})
+
+
+def _bypass(body: Mapping[str, Any]) -> Bypass | None:
+    """A response in the background is asked for again until it is there. A conversation grows with each call: the same
+    words mean something else the next time, and a turn that is answered here would be missing there."""
+    if body.get("background") is True:
+        return Bypass.BACKGROUND
+    return Bypass.CONVERSATION if body.get("conversation") is not None else None
+
+
+FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
+    ("model", str, "a non-empty string"),
+    ("input", (str, list), "a string or an array of items"),
+    ("instructions", str, "a string"),
+    ("previous_response_id", str, "a string"),
+    ("conversation", (str, dict), "a string or an object"),
+    ("stream", bool, "true or false"),
+    ("background", bool, "true or false"),
+    ("store", bool, "true or false"),
+    ("stream_options", dict, "an object"),
+    ("metadata", dict, "an object"),
+    ("user", str, "a string"),
+)
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge: with a `prompt` that
+    lies there, even a request without a model or an input is complete."""
+    for field, types, expected in FIELDS:
+        if (value := body.get(field)) is not None and not isinstance(value, types):
+            raise _wrong(field, expected)
+    if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
+        raise _wrong("model", "a non-empty string")
+    limit = body.get("max_output_tokens")
+    if limit is not None and not (type(limit) is int and limit >= 1):
+        raise _wrong("max_output_tokens", "an integer of at least 1")
+    temperature = body.get("temperature")
+    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
+        raise _wrong("temperature", "a number from 0 to 2")
+    given = body.get("input")
+    for i, item in enumerate(given if isinstance(given, list) else ()):
+        if not isinstance(item, dict):
+            raise _wrong(f"input[{i}]", "an object")
+        if not isinstance(item.get("role"), str | None):
+            raise _wrong(f"input[{i}].role", "a string")
+        if _is_message(item):
+            _check_content(item.get("content"), f"input[{i}].content")
+
+
+def _check_content(content: Any, where: str) -> None:
+    if not isinstance(content, str | list | None):
+        raise _wrong(where, "a string or an array of parts")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, dict):
+            raise _wrong(f"{where}[{i}]", "an object")
+        if _is_text(part) and not isinstance(part.get("text"), str):
+            raise _wrong(f"{where}[{i}].text", "a string")
+
+
+def _wrong(field: str, expected: str) -> BadRequest:
+    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+
+
+def _is_message(item: Mapping[str, Any]) -> bool:
+    kind: object = item.get("type", "message")
+    return kind == "message"
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("input_text", "output_text", "text")
+
+
+def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
+    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    given = body.get("input")
+    if isinstance(given, str) and given.strip():
+        return given, {**body, "input": None}, None
+    if isinstance(given, list) and given and _is_message(given[-1]) and given[-1].get("role") == "user":
+        *earlier, last = given
+        text, rest = text_and_rest(last.get("content"))
+        if text.strip():
+            return text, {**body, "input": [*earlier, {**last, "content": rest}]}, None
+    return None, body, Bypass.NO_TEXT
+
+
+def text_and_rest(content: Any) -> tuple[str, Any]:
+    """The text of a message, and its other parts (images, files, audio), which have to be equal for a match. Where
+    there are any, so have the places of the texts between them."""
+    if not isinstance(content, list):
+        return content or "", None
+    texts = [part["text"] for part in content if _is_text(part)]
+    if len(texts) == len(content) and all(part.keys() <= TEXT_KEYS for part in content):
+        return "\n".join(texts), []
+    return "\n".join(texts), [{**part, "text": None} if _is_text(part) else part for part in content]
+
+
+def _prompt(body: Mapping[str, Any]) -> str:
+    """What complexity is judged on and a text-only backend is sent: a lone user message as it is, all else as a
+    transcript."""
+    given = body.get("input")
+    turns = [("system", body["instructions"])] if body.get("instructions") else []
+    if isinstance(given, str):
+        turns.append(("user", given))
+    else:
+        messages = [item for item in given or () if _is_message(item)]
+        turns += [(item.get("role") or "user", text_and_rest(item.get("content"))[0]) for item in messages]
+    if len(turns) == 1:
+        return str(turns[0][1])
+    return "\n\n".join(f"{role}: {text}" for role, text in turns if text)
