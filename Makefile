@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-overload quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -56,6 +56,9 @@ bench-promise: $(STAMP)  ## latency budgets kept against load, beside an oracle 
 
 bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
+
+bench-hedging: $(STAMP)  ## the tail of latencies with and without hedges, and what they cost (3 minutes)
+	@$(BIN)/python -m bench.hedging
 
 bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears (two minutes, on an otherwise idle machine)
 	@$(BIN)/python -m bench.overload

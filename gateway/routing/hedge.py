@@ -9,7 +9,7 @@ tokens that calls bring in, so that upstreams which are slow all together are no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +18,8 @@ from gateway.ports import Crowd
 
 BURST = 5.0  # hedges that a quiet time may save up
 SHORTEST_S = 0.001  # Finagle's minimum: below it a timer tells more of this process than of an upstream
+KEPT_BY_DEFAULT = frozenset({"responses"})  # operations whose answers OpenAI keeps unless `store` is false
+CLIENT_TOOLS = frozenset({"function", "custom"})  # others (web search, MCP, code) run at the host
 
 
 class Hedged(StrEnum):
@@ -63,9 +65,23 @@ class HedgeBudget:
 
 
 def hedgeable(call: Call | None, *, unasked: bool) -> bool:
-    """Calls that may run twice at once. What passes through unread may change something, and a WebSocket is no call; of
-    `store: true` (OpenAI) two answers would be kept; and nobody waits for the gateway's own checks (`unasked`)."""
-    return call is not None and not unasked and not call.body.get("store")
+    """Calls that may run twice at once. What passes through unread may change something, and a WebSocket is no call;
+    what is kept at its host would be kept twice; tools that its host runs may change something there; and nobody waits
+    for the gateway's own checks (`unasked`)."""
+    if call is None or unasked:
+        return False
+    body = call.body
+    kept = body.get("store", call.operation in KEPT_BY_DEFAULT) or body.get("background") or body.get("conversation")
+    return not kept and not body.get("mcp_servers") and all(map(_of_the_client, _listed(body.get("tools"))))
+
+
+def _listed(tools: object) -> Sequence[object]:
+    return tools if isinstance(tools, list) else ()
+
+
+def _of_the_client(tool: object) -> bool:
+    """Whether the client runs it, once it has one answer."""
+    return isinstance(tool, Mapping) and tool.get("type", "custom") in CLIENT_TOOLS
 
 
 def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None) -> float | None:

@@ -100,13 +100,37 @@ def test_why_a_hedge_is_held_back(first: Crowd, others: list[Crowd], why_not: He
     assert held_back(budget, [first, *others], others) is why_not
 
 
-def call(**body: Any) -> Any:
-    return SimpleNamespace(body=body)
+def call(operation: str = "chat.completions", **body: Any) -> Any:
+    return SimpleNamespace(operation=operation, body=body)
 
 
-def test_what_may_not_run_twice_is_not_hedged() -> None:
-    assert hedgeable(call(messages=[], tools=[{"type": "function"}]), unasked=False)
-    assert hedgeable(call(messages=[], store=False), unasked=False)
-    assert not hedgeable(call(messages=[], store=True), unasked=False)
-    assert not hedgeable(None, unasked=False)
-    assert not hedgeable(call(messages=[]), unasked=True)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        call(tools=[{"type": "function"}, {"type": "custom"}]),
+        call(store=False),
+        call("messages", tools=[{"name": "a client's, as Anthropic has them"}]),
+        call("responses", store=False, tools=[{"type": "function"}]),
+    ],
+)
+def test_what_changes_nothing_is_hedged(asked: Any) -> None:
+    assert hedgeable(asked, unasked=False)
+    assert not hedgeable(asked, unasked=True)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        call(store=True),
+        call("responses"),
+        call("responses", store=False, background=True),
+        call("responses", store=False, conversation="conv_1"),
+        call("responses", store=False, tools=[{"type": "mcp"}]),
+        call("messages", tools=[{"type": "web_search_20250305"}]),
+        call("messages", mcp_servers=[{"url": "https://host"}]),
+        call(tools=["nonsense"]),
+    ],
+)
+def test_what_may_not_run_twice_is_not_hedged(asked: Any) -> None:
+    assert not hedgeable(asked, unasked=False)

@@ -150,3 +150,18 @@ async def test_a_server_that_refuses_is_said_to_once(tmp_path: Path, caplog: pyt
                 assert condition(served) is Condition.DEAD
     (record,) = [record for record in caplog.records if record.name == "nearhit.models"]
     assert "--model-control-mode=explicit" in record.message
+
+
+async def test_of_two_backends_with_the_same_model_one_reloads_it(controlled: OwnTriton, tmp_path: Path) -> None:
+    twins = {name: main(controlled, "unary", reload="on")["main"] for name in ("main", "other")}
+    async with gateway_of(config_of(tmp_path, twins), TWO_TIERS) as served:
+        controlled.kill_stub("unary")
+        assert (await served.chat("one")).status == 502, "both were asked, one after the other"
+        backends = served.gateway.parts.pools.values()
+        hosted = [lane.upstream.hosted for pool in backends for lane in pool.lanes]
+        await until(
+            lambda: all(each is not None and each.conditions["unary"] is Condition.READY for each in hosted),
+            timeout_s=60.0,
+        )
+        assert sum(served.gateway.parts.telemetry.model_reloads.values.values()) == 1
+        assert (await served.chat("two")).status == 200
