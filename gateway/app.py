@@ -28,6 +28,7 @@ from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
+from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observer import Observer
 from gateway.operations import cache_admin_of, migration_of, recovery_of, removal_of, succession_of
@@ -77,6 +78,7 @@ class Gateway:
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
+        self.grpc_port = GrpcPort(config.server, parts.clock)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
@@ -100,6 +102,7 @@ class Gateway:
         )
         self.data_address: tuple[str, int] = ("", 0)
         self.admin_address: tuple[str, int] = ("", 0)
+        self.grpc_address: tuple[str, int] = ("", 0)
 
     def _current(self) -> RouteTable:
         return self._table
@@ -141,7 +144,7 @@ class Gateway:
                 Observe(self._observer),  # outermost: sees every outcome
                 Protect(  # errors become responses here, so nothing but `Observe` may stand outside
                     telemetry,
-                    inflight=lambda: self.data_port.inflight,
+                    inflight=lambda: self.data_port.inflight + self.grpc_port.inflight,
                     max_inflight=self.config.server.max_inflight,
                     shape=shape_of_errors,
                 ),
@@ -252,6 +255,10 @@ async def running(
             gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
         )
         stack.push_async_callback(gateway.data_port.stop)
+        if config.server.grpc is not None:
+            stack.push_async_callback(gateway.grpc_port.stop)
+            started = gateway.grpc_port.start(gateway.handler())
+            gateway.grpc_address = await listening(started, "server.grpc", config.server.grpc)
         yield gateway
 
 

@@ -23,7 +23,7 @@ HOP_BY_HOP = frozenset(
 # Framing is made anew on each side; Host names the upstream.
 FRAMING = frozenset({"content-length", "host", "expect"})
 # For the gateway alone. Cache-Control goes on: a chain of caches wants it.
-OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag"})
+OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream"})
 # Names that only this gateway sets; an upstream's own (another nearhit behind this one) must not pose as ours.
 ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 

@@ -1,4 +1,5 @@
-"""A Triton Inference Server over gRPC: text in, text out, streamed where the model is decoupled."""
+"""A Triton Inference Server over gRPC: text in, text out, streamed where the model is decoupled; tensors in, tensors
+out for clients of its own protocol."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.gate import Gate, Place
 from gateway.adapters.triton_models import Described, TritonModels, condition_told, once
+from gateway.adapters.triton_tensors import TensorCalls
 from gateway.bodies import Guarded
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
@@ -58,6 +60,7 @@ class TritonBackend:
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls)
+        self._tensor_calls = TensorCalls(name, address, tls=tls, models=models, timeouts=timeouts)
         self._models = models
         self._embedding_model = embedding_model
         self._tensors = tensors
@@ -77,10 +80,12 @@ class TritonBackend:
     async def send(self, request: Request) -> Response:
         call = request.call
         if call is None:
-            raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
+            return await self._tensor_calls.about(request)
         place = await self._gate.enter(request)
         try:
-            if call.operation == "embeddings":
+            if call.operation == "infer":
+                response = await self._tensor_calls.infer(request, call, place)
+            elif call.operation == "embeddings":
                 response = await self._embed(call)
             else:
                 response = await self._generate(request, call, place)
@@ -92,7 +97,8 @@ class TritonBackend:
                 place.overdue()
             place.leave()
             raise
-        self.hosted.told(self._model_of(call), Condition.READY)
+        if response.status == 200:
+            self.hosted.told(self._model_of(call), Condition.READY)
         if isinstance(response.body, Whole):
             place.leave()
         return response
@@ -110,6 +116,7 @@ class TritonBackend:
 
     async def close(self) -> None:
         await self._client.close()
+        await self._tensor_calls.close()
 
     async def _generate(self, request: Request, call: Call, place: Place) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""

@@ -40,6 +40,7 @@ class Server(Section):
 
     listen: Listen = Address("127.0.0.1", 8080)
     admin: Listen = Address("127.0.0.1", 9090)
+    grpc: Listen | None = None  # KServe's version 2; None: no gRPC port
     admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
     workers: Workers = 1
     max_body: Size = 10 * 2**20

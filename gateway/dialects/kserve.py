@@ -29,6 +29,8 @@ from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
+# Of a request whose client takes several answers, by gRPC; no header over HTTP can have this name.
+STREAM = ":stream"
 JSON_LENGTH = "Inference-Header-Content-Length"
 OCTETS, JSON = ("Content-Type", "application/octet-stream"), ("Content-Type", "application/json")
 TEXT_INPUT, TEXT_OUTPUT, MAX_TOKENS = "text_input", "text_output", "max_tokens"  # as Triton's LLM backends say
@@ -50,10 +52,10 @@ class KServe(Unstreamed):
         model, version, operation = found.groups()
         if operation != "infer":
             return self._generate(model, version, operation, parse_numbers(body))
-        return self.inference(model, version, read_inference(body, _json_length(headers)))
+        inference = read_inference(body, _json_length(headers))
+        return self._infer(model, version, inference, stream=STREAM in headers)
 
-    def inference(self, model: str, version: str | None, inference: Inference) -> Call:
-        """The call of an inference request, whichever form it came in."""
+    def _infer(self, model: str, version: str | None, inference: Inference, *, stream: bool) -> Call:
         question = _question(inference)
         canonical = (
             inference.decisive(model, version)
@@ -68,7 +70,7 @@ class KServe(Unstreamed):
             operation="infer",
             body={"inference": inference},
             model=model,
-            stream=False,
+            stream=stream,
             canonical=canonical,
             context=context,
             question=text,
@@ -137,10 +139,11 @@ class KServe(Unstreamed):
             return Inspection(Admission.INCOMPLETE, 0, 0)
         if call.operation == "infer":
             try:
-                outputs = unpack(payload[0]).outputs
+                answers = [unpack(data) for data in payload]
             except Malformed:
                 return Inspection(Admission.MALFORMED, 0, 0)
-            return Inspection(Admission.STORED if outputs else Admission.INCOMPLETE, 0, 0)
+            told = any(answer.outputs for answer in answers)
+            return Inspection(Admission.STORED if told else Admission.INCOMPLETE, 0, 0)
         values = [_object(data) for data in payload]
         if None in values:
             return Inspection(Admission.MALFORMED, 0, 0)
@@ -150,9 +153,13 @@ class KServe(Unstreamed):
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         """Of a backend that is known to write in pieces: a text model. Others are asked for what their clients want."""
+        if call.operation == "infer" and len(payload) == 1:
+            return payload[0]
+        if call.operation == "infer":
+            raise Malformed("the model answers more than once, which only a stream can take")
         values = [value for data in payload if (value := _object(data)) is not None]
-        if call.operation == "infer" or not values:
-            raise Malformed("the answer is a stream, and a whole one was asked for")
+        if not values:
+            raise Malformed("the answer is empty")
         return written({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:

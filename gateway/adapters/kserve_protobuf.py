@@ -1,0 +1,127 @@
+"""Inference requests and answers as protobuf messages of `inference.GRPCInferenceService`. Tensors are raw bytes in
+both forms, so that they are carried over as they are; typed contents are made raw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.dialects.kserve_message import Answer, Inference, Wanted
+from gateway.dialects.kserve_tensors import NUMBERS, Tensor, packed
+from gateway.errors import BadRequest, Malformed
+
+SHARED = "shared_memory_region"
+FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+# Where the protocol puts the elements of each datatype; those of two bytes can only be raw.
+CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def inference_of(message: Any) -> Inference:
+    """A `ModelInferRequest` as a request. Raises `BadRequest`."""
+    raw = iter(message.raw_input_contents)
+    raw_given = len(message.raw_input_contents) > 0
+    inputs = []
+    for given in message.inputs:
+        parameters = parameters_of(given.parameters)
+        data = None if SHARED in parameters else next(raw, None) if raw_given else _typed(given)
+        if data is None and SHARED not in parameters:
+            raise BadRequest(f"input {given.name[:100]!r} has no content")
+        inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), parameters, data))
+    if next(raw, None) is not None:
+        raise BadRequest("there are more raw_input_contents than inputs")
+    outputs = tuple(Wanted(each.name, parameters_of(each.parameters), True) for each in message.outputs)
+    return Inference(message.id, parameters_of(message.parameters), tuple(inputs), outputs or None, binary=True)
+
+
+def request_of(inference: Inference, model: str, version: str) -> Any:
+    """The `ModelInferRequest` of a request."""
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=inference.id)
+    _set(message.parameters, inference.parameters)
+    for tensor in inference.inputs:
+        each = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        _set(each.parameters, tensor.parameters)
+        if tensor.data is not None:
+            message.raw_input_contents.append(tensor.data)
+    for wanted in inference.outputs or ():
+        _set(message.outputs.add(name=wanted.name).parameters, wanted.parameters)
+    return message
+
+
+def answer_of(message: Any) -> Answer:
+    """A `ModelInferResponse` as an answer, without its id. Raises `Malformed`."""
+    head: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
+    parameters = {name: value for name, value in parameters_of(message.parameters).items() if name != FINAL}
+    if parameters:
+        head["parameters"] = parameters
+    raw, outputs = message.raw_output_contents, []
+    for at, given in enumerate(message.outputs):
+        its = parameters_of(given.parameters)
+        content = None if SHARED in its else raw[at] if at < len(raw) else _typed(given)
+        if content is None and SHARED not in its:
+            raise Malformed(f"the output {given.name[:100]!r} has no content")
+        outputs.append(Tensor(given.name, given.datatype, tuple(given.shape), its, content))
+    return Answer(head, tuple(outputs))
+
+
+def response_of(answer: Answer, identity: str) -> Any:
+    """The `ModelInferResponse` of an answer. Raises `Malformed` where an output is none of the protocol's tensors."""
+    head = answer.head
+    message = pb.ModelInferResponse(
+        model_name=str(head.get("model_name") or ""), model_version=str(head.get("model_version") or ""), id=identity
+    )
+    parameters = head.get("parameters")
+    _set(message.parameters, parameters if isinstance(parameters, dict) else {})
+    for tensor in answer.outputs:
+        if tensor.said is not None:
+            raise Malformed(f"the output {tensor.name[:100]!r} is no tensor of {tensor.datatype}")
+        each = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        _set(each.parameters, tensor.parameters)
+        message.raw_output_contents.append(tensor.data or b"")  # empty, too, where it lies in shared memory
+    return message
+
+
+def parameters_of(given: Any) -> dict[str, Any]:
+    """`InferParameter`s as values of JSON."""
+    return {name: getattr(each, kind) for name, each in given.items() if (kind := each.WhichOneof("parameter_choice"))}
+
+
+def _set(target: Any, parameters: Mapping[str, Any]) -> None:
+    """What has no parameter of its own kind is left out: JSON's lists, objects and nulls."""
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            target[name].bool_param = value
+        elif isinstance(value, int) and -(2**63) <= value < 2**64:
+            if value < 2**63:
+                target[name].int64_param = value
+            else:
+                target[name].uint64_param = value
+        elif isinstance(value, float):
+            target[name].double_param = value
+        elif isinstance(value, str):
+            target[name].string_param = value
+
+
+def _typed(given: Any) -> bytes | None:
+    """The raw form of `contents`; None where they are not of this datatype."""
+    field = CONTENTS.get(given.datatype)
+    if field is None:
+        return None
+    values: Sequence[Any] = getattr(given.contents, field)
+    if given.datatype == "BYTES":
+        return packed(values)
+    try:
+        return np.array(values, NUMBERS[given.datatype]).tobytes()
+    except OverflowError:
+        raise BadRequest(f"input {given.name[:100]!r} has numbers beyond {given.datatype}") from None

@@ -1,0 +1,128 @@
+"""The gRPC port: sockets, limits, drain. Turns gRPC's calls into requests and answers into messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.config.schema import Server as ServerConfig
+from gateway.kserve_grpc.about import ABOUT, About
+from gateway.kserve_grpc.asking import Asking
+from gateway.kserve_grpc.inference import Failed, infer, infer_all
+from gateway.pipeline import Handler
+from gateway.ports import Clock
+from gateway.units import Address
+
+LOG = logging.getLogger("nearhit.grpc")
+SERVICE = "inference.GRPCInferenceService"
+Context = Any  # grpc.aio.ServicerContext
+
+
+class GrpcPort:
+    """Listens only where the configuration says so (`server.grpc`)."""
+
+    def __init__(self, config: ServerConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._server: Any = None
+        self.inflight = 0
+
+    async def start(self, handler: Handler) -> tuple[str, int]:
+        """Returns the address, with the port that the system chose where 0 was asked for. Raises `OSError`."""
+        assert self._config.grpc is not None  # who starts it has looked
+        self._handler = handler
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=self._config.max_inflight,
+            options=[
+                ("grpc.max_receive_message_length", self._config.max_body),
+                ("grpc.max_send_message_length", -1),  # answers are bounded where they are read
+                ("grpc.max_metadata_size", self._config.max_header),
+                ("grpc.so_reuseport", 0),  # a taken port is an error, as on the other ports
+            ],
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
+        address = self._config.grpc
+        try:
+            port = self._server.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+        await self._server.start()
+        return Address(address.host, port)
+
+    async def stop(self) -> None:
+        """Takes no more calls, lets those under way end within `drain_timeout`, then cuts."""
+        if self._server is not None:
+            await self._server.stop(self._config.drain_timeout)
+
+    def _methods(self) -> dict[str, Any]:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._unary(about), _message(f"{name}Request").FromString, _message(f"{name}Response").SerializeToString
+            )
+            for name, about in ABOUT.items()
+        }
+        methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+            self._infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+        )
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+        )
+        return methods
+
+    def _unary(self, about: About) -> Any:
+        async def answer(message: Any, context: Context) -> Any:
+            self.inflight += 1
+            try:
+                return await about(message, self._asking(context), self._handler)
+            except Failed as error:
+                return await _abort(context, error)
+            finally:
+                self.inflight -= 1
+
+        return answer
+
+    async def _infer(self, message: Any, context: Context) -> Any:
+        self.inflight += 1
+        try:
+            said = await infer(message, self._asking(context), self._handler)
+        except Failed as error:
+            return await _abort(context, error)
+        finally:
+            self.inflight -= 1
+        context.set_trailing_metadata(said.metadata)
+        return said.message
+
+    async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """One after the other, in the order in which they come: requests of a sequence are in order here. What fails is
+        said in the stream, and the stream goes on."""
+        asking = self._asking(context)
+        async for message in messages:
+            self.inflight += 1
+            try:
+                async with aclosing(infer_all(message, asking, self._handler)) as answers:
+                    async for said in answers:
+                        context.set_trailing_metadata(said.metadata)
+                        yield said.message
+            except Failed as error:
+                context.set_trailing_metadata(error.metadata)
+                failure = pb.ModelStreamInferResponse(error_message=error.message)
+                failure.infer_response.id = message.id
+                yield failure
+            finally:
+                self.inflight -= 1
+
+    def _asking(self, context: Context) -> Asking:
+        return Asking(context.invocation_metadata() or (), context.time_remaining(), self._clock)
+
+
+def _message(name: str) -> Any:
+    return getattr(pb, name)
+
+
+async def _abort(context: Context, error: Failed) -> None:
+    await context.abort(error.code, error.message, error.metadata)
