@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload bench-jobs quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -62,6 +62,9 @@ bench-hedging: $(STAMP)  ## the tail of latencies with and without hedges, and w
 
 bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears (two minutes, on an otherwise idle machine)
 	@$(BIN)/python -m bench.overload
+
+bench-jobs: $(STAMP)  ## jobs a second, and how long one takes from 202 to its answer (half a minute)
+	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
 
 # EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
 # banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.

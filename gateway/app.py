@@ -28,6 +28,7 @@ from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
 from gateway.front import Front
 from gateway.gauges import Gauges
+from gateway.job_parts import build_jobs
 from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observer import Observer
@@ -76,6 +77,7 @@ class Gateway:
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
+        self.jobs = build_jobs(config, environ, stores.jobs, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.grpc_port = GrpcPort(config.server, parts.clock)
@@ -97,6 +99,7 @@ class Gateway:
                 *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
+                *self.jobs.admin,
                 *self.routing.routes(),
             ],
         )
@@ -150,10 +153,18 @@ class Gateway:
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
                 Feedback(parts.memory, parts.spaces, parts.escalations, telemetry),  # no route of its own
+                *self.jobs.stages,  # before the policy: what is answered later meets it when it runs
                 ApplyPolicy(self._current, DIALECTS),
             ],
             _nowhere,
         )
+
+    def _job_handler(self) -> Handler:
+        """The stages that a job passes when it is run: who asks was found out when it was accepted, and how many run at
+        once is for the workers to say."""
+        telemetry = self.parts.telemetry
+        protect = Protect(telemetry, inflight=lambda: 0, max_inflight=1, shape=shape_of_errors)
+        return compose([Observe(self._observer), protect, ApplyPolicy(self._current, DIALECTS)], _nowhere)
 
     def _authenticate(self) -> Stage:
         auth = self.config.auth
@@ -247,6 +258,7 @@ async def running(
         jobs.append(gateway.parts.evictions.run())
         if gateway.parts.leasing is not None:
             jobs.append(gateway.parts.leasing.run())
+        jobs += gateway.jobs.work
         for job in jobs:
             run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)

@@ -1,4 +1,4 @@
-"""The command line: `nearhit serve | demo | check | explain | cache | model`.
+"""The command line: `nearhit serve | demo | check | explain | cache | jobs | model`.
 
 Exit code 0 good, 1 fault found, 2 usage."""
 
@@ -27,6 +27,7 @@ from gateway.explain import explain, explain_by_gateway
 from gateway.explain_pair import checked, explain_by, explain_offline
 from gateway.explanation import Explanation
 from gateway.faults import ConfigInvalid
+from gateway.job_commands import register as register_jobs
 from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.parts import StartFailed, secret
@@ -102,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     explained.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
 
     register(commands, shared)
+    register_jobs(commands, shared)
 
     model = commands.add_parser("model", help="The embedding model.")
     fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(

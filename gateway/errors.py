@@ -34,6 +34,20 @@ class NotFound(Refused):
     kind = "not_found_error"
 
 
+class Conflict(Refused):
+    """An idempotency key that stands for another request (draft-ietf-httpapi-idempotency-key-header-07 section 2.7)."""
+
+    status = 422
+    kind = "idempotency_error"
+
+
+class TooManyJobs(Refused):
+    """Of one tenant."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
 class TooLarge(Refused):
     status = 413
     kind = "request_too_large"

@@ -54,6 +54,7 @@ class Bypass(StrEnum):
     FEEDBACK = "feedback"  # the request is about an answer
     BACKGROUND = "background"  # the answer is not awaited, but asked for again until it is there
     CONVERSATION = "conversation"  # the call changes a conversation that the backend keeps
+    JOB = "job"  # the request is about an answer that comes later
 
 
 class Refusal(StrEnum):
@@ -284,6 +285,7 @@ class Request:
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
     light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
     metered: bool = False  # what it costs is counted: the backend is to tell
+    patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
     unasked: bool = False  # the gateway's own check of an answer: no client asked for it
 
     @property

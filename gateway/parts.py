@@ -15,10 +15,12 @@ from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.thorough_verifier import ThoroughVerifier
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
@@ -63,6 +65,7 @@ class Stores:
     removals: RedisRemovals
     leases: RedisLeases | None  # None: no other gateway is on this store
     quotas: RedisQuotas
+    jobs: RedisJobs
     server: EmbeddedValkey | None
 
     async def close(self) -> None:
@@ -89,7 +92,8 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     if server is None:
         leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
     quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
-    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, server)
+    jobs = RedisJobs(redis, client, Syncing(client) if config.jobs.fsync else None)
+    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, server)
 
 
 def build_encoder(config: EmbeddingModel) -> TextEncoder:

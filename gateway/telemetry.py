@@ -225,6 +225,13 @@ class Telemetry(Collector):
         self.limits_cost = Counter(
             "nearhit_limits_cost_dollars_total", "Dollars of calls on routes with limits", ("route",)
         )
+        self.jobs = Counter("nearhit_jobs_total", "Jobs by what came of offering them, and of attempts", ("outcome",))
+        self.jobs_held = Gauge("nearhit_jobs", "Jobs and webhooks of all gateways on the store", ("state",))
+        self.job_bytes = Gauge("nearhit_jobs_bytes", "Bytes of the requests of jobs that are not over", ())
+        self.job_oldest_seconds = Gauge("nearhit_jobs_oldest_seconds", "Age of the oldest job that is not over", ())
+        self.job_wait_seconds = Histogram("nearhit_jobs_wait_seconds", "From accepting a job to its first attempt", ())
+        self.job_seconds = Histogram("nearhit_jobs_seconds", "From accepting a job to its end", ("status",))
+        self.job_webhooks = Counter("nearhit_jobs_webhooks_total", "Webhooks told, by what came of it", ("outcome",))
         self.promises = Counter(
             "nearhit_promises_total",
             "Requests with a latency budget that went to a backend, or would have, by what came of it",

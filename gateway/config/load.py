@@ -99,6 +99,9 @@ def build(
 def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
     if config.auth.admin_token_env:
         yield ("auth", "admin_token_env"), config.auth.admin_token_env
+    for key in ("key_env", "webhook_secret_env"):
+        if (variable := getattr(config.jobs, key)) is not None:
+            yield ("jobs", key), variable
     for name, backend in config.backends.items():
         if isinstance(backend, OpenAIBackendConfig) and backend.api_key_env:
             yield ("backends", name, "api_key_env"), backend.api_key_env

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from gateway.config.backends import BackendConfig
 from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, Version, Workers
+from gateway.config.jobs import Jobs
 from gateway.config.urls import StoreUrl
 from gateway.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
@@ -143,6 +144,7 @@ class Config(Section):
     index: Index = Field(default_factory=Index)
     verifier: Verifier = Field(default_factory=Verifier)
     auth: Auth = Field(default_factory=Auth)
+    jobs: Jobs = Field(default_factory=Jobs)
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]
     )

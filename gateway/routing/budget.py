@@ -25,6 +25,9 @@ class Budget:
     tpot_s: float | None
 
 
+UNBOUNDED = Budget(None, None, None)
+
+
 def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
     """The client's `x-latency-budget-ms`, `x-slo-ttft-ms`, `x-slo-tpot-ms`; the policy's `latency_budget` where the
     client says nothing, and as an upper bound where it does. Raises `BadRequest` on a value that is no duration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.cache.directives import parse_directives
 from gateway.cache.keys import fingerprint_of, owner_of, scope_of
@@ -11,7 +11,8 @@ from gateway.messages import Call, Request, Response
 from gateway.pipeline import Handler
 from gateway.policy.model import Policy, Route
 from gateway.ports import Dialect
-from gateway.routing.budget import budget_of, priority_of
+from gateway.precedence import Priority
+from gateway.routing.budget import UNBOUNDED, budget_of, priority_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ class ApplyPolicy:
 
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
     """The request with all that its route decides. Raises `BadRequest` on budgets and priorities that are none."""
-    budget = budget_of(request.headers, route.latency_budget_s)
+    patient = request.patient
+    budget = UNBOUNDED if patient else budget_of(request.headers, route.latency_budget_s)
+    if patient and call is not None and call.stream:
+        call = replace(call, stream=False)  # nobody watches it come: it is collected, and a broken one is an error
     caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
     directives = parse_directives(request.headers.get("cache-control"))
     scope = fingerprint = ""
@@ -82,5 +86,13 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
         deadline=None if budget.total_s is None else request.received + budget.total_s,
         ttft_deadline=None if budget.ttft_s is None else request.received + budget.ttft_s,
         tpot_s=budget.tpot_s,
-        priority=priority_of(request.headers, route.priority, raised=route.client_priority),
+        priority=_priority(request, route),
+        patient=patient,
     )
+
+
+def _priority(request: Request, route: Route) -> Priority:
+    """What nobody waits for goes after all that somebody does."""
+    if request.patient:
+        return Priority.LOW
+    return priority_of(request.headers, route.priority, raised=route.client_priority)

@@ -1,0 +1,125 @@
+"""A job becomes a request again: the same stages, policy, caches and limits as when somebody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from multidict import CIMultiDict
+
+from gateway.bodies import close_body
+from gateway.errors import StreamBroken
+from gateway.jobs.model import Job, Result
+from gateway.jobs.sealing import Sealer, Unsealable
+from gateway.messages import ByteStream, EventStream, Request, Response, Whole
+from gateway.pipeline import Handler
+from gateway.ports import Clock
+from gateway.response_headers import answer_headers
+from gateway.trace import Trace
+
+# What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
+NOT_KEPT = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})
+
+
+class NoAnswer(Exception):
+    """One sentence. `final`: another attempt would end alike."""
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+class JobBody:
+    """A body that is here already."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def read(self) -> bytes:
+        return self._body
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return _once(self._body) if self._body else None
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+
+class Runner:
+    """`handler`: the stages behind `Authenticate`; who a job's client is was found out when it came. `max_result`:
+    bytes of an answer."""
+
+    def __init__(self, handler: Handler, sealer: Sealer | None, clock: Clock, *, max_result: int) -> None:
+        self._handler = handler
+        self._sealer = sealer
+        self._clock = clock
+        self._max_result = max_result
+
+    async def run(self, job: Job) -> Result:
+        """Raises `NoAnswer`. To cancel it cancels the call upstream."""
+        request = self._request(job)
+        response = await self._handler(request)
+        try:
+            body = await self._collected(response)
+        except StreamBroken as error:
+            raise NoAnswer(str(error)) from None
+        finally:
+            await close_body(response.body)
+        headers = answer_headers(response.headers, job.id, request.trace, response.provenance)
+        kept = tuple((name, value) for name, value in headers if name.lower() not in NOT_KEPT)
+        return Result(response.status, kept, body)
+
+    def _request(self, job: Job) -> Request:
+        headers = CIMultiDict(job.headers)
+        if job.sealed:
+            if self._sealer is None:
+                raise NoAnswer("its credentials are sealed, and this gateway has no key (jobs.key_env)")
+            try:
+                headers.extend(self._sealer.open(job.sealed, job.id))
+            except Unsealable as error:
+                raise NoAnswer(str(error), final=True) from None
+        # An upstream that knows the header does the work of a second attempt only once.
+        headers.setdefault("Idempotency-Key", job.id)
+        trace = Trace(self._clock)
+        trace.tenant = job.tenant
+        return Request(
+            id=job.id,
+            method=job.method,
+            path=job.path,
+            query=job.query,
+            headers=headers,
+            source=JobBody(job.body),
+            received=self._clock.monotonic(),
+            trace=trace,
+            patient=True,
+        )
+
+    async def _collected(self, response: Response) -> bytes:
+        body = response.body
+        if isinstance(body, Whole):
+            return self._fitting([body.data], len(body.data))
+        pieces: list[bytes] = []
+        size = 0
+        if isinstance(body, EventStream):
+            async for event in body.events:
+                pieces.append(event.frame())
+                size += len(pieces[-1])
+                self._fitting(pieces, size)
+        elif isinstance(body, ByteStream):
+            async for chunk in body.chunks:
+                pieces.append(chunk)
+                size += len(chunk)
+                self._fitting(pieces, size)
+        else:
+            raise NoAnswer("the backend wants a WebSocket, which a job cannot have", final=True)
+        return b"".join(pieces)
+
+    def _fitting(self, pieces: list[bytes], size: int) -> bytes:
+        """Raises `NoAnswer` where it is more than a job may keep."""
+        if size > self._max_result:
+            raise NoAnswer(f"the answer is larger than {self._max_result} bytes (jobs.max_result)", final=True)
+        return pieces[0] if len(pieces) == 1 else b""
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body

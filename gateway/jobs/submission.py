@@ -1,0 +1,137 @@
+"""What clients may ask to be answered later. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.credentials import SECRET
+from gateway.errors import BadRequest
+from gateway.jobs.model import Headers
+from gateway.jobs.targets import TargetRefused, check_url
+from gateway.precedence import Priority
+
+PATH = "/v1/jobs"
+WEBHOOK = "x-job-webhook"
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+FIELDS = frozenset({"path", "body", "method", "webhook", "priority", "idempotency_key"})
+# What the gateway answers itself, and what would be a job about jobs.
+OWN = re.compile(r"/v1/(jobs|feedback|batches|files)(/.*)?|/(healthz|readyz)")
+TARGET = re.compile(r"/[!-~]{0,4095}")
+KEY = re.compile(r"[!-~]{1,255}")
+# Of the connection, or made anew when the job runs; the client's budgets mean an answer that somebody waits for.
+NOT_KEPT = frozenset(
+    {
+        "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host", "idempotency-key",
+        "keep-alive", "prefer", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", "x-priority", "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", WEBHOOK,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request, and how its answer is to be had."""
+
+    method: str
+    path: str
+    query: str
+    body: bytes
+    webhook: str
+    priority: Priority
+    key: str  # idempotency key; empty: none
+
+    @property
+    def digest(self) -> str:
+        """Of all that an idempotency key stands for."""
+        parts = (self.method, self.path, self.query, self.webhook)
+        return hashlib.sha256("\n".join(parts).encode() + b"\n" + self.body).hexdigest()
+
+
+def wants_async(headers: Mapping[str, str]) -> bool:
+    """`Prefer: respond-async` (RFC 7240 section 4.1)."""
+    prefer = headers.get("prefer")
+    if prefer is None:
+        return False
+    return any(part.partition(";")[0].strip().lower() == "respond-async" for part in prefer.split(","))
+
+
+def preferred(
+    method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, allowed: Iterable[str]
+) -> Wish:
+    """A request of its own path with `Prefer: respond-async`. `allowed`: hosts that webhooks may name though they are
+    private. Raises `BadRequest`."""
+    if method not in METHODS or headers.get("upgrade"):
+        raise BadRequest(f"Prefer: respond-async: expected one of {', '.join(sorted(METHODS))}, and no upgrade")
+    if OWN.fullmatch(path):
+        raise BadRequest(f"Prefer: respond-async: {path[:128]} is the gateway's own, expected a model's path")
+    priority = headers.get("x-priority", "normal")
+    return Wish(
+        method, path, query, body, _webhook(headers.get(WEBHOOK), allowed), _priority(priority, "x-priority"),
+        _key(headers.get("idempotency-key"), "Idempotency-Key"),
+    )  # fmt: skip
+
+
+def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> Wish:
+    """What `POST /v1/jobs` says. Raises `BadRequest`."""
+    unknown = sorted(set(fields) - FIELDS)
+    if unknown:
+        raise BadRequest(f"{unknown[0][:64]!r} is no field of a job, expected {', '.join(sorted(FIELDS))}")
+    target, method = fields.get("path"), fields.get("method", "POST")
+    if not isinstance(target, str) or not TARGET.fullmatch(target) or "#" in target:
+        raise BadRequest("'path' is missing or no path: expected one such as /v1/chat/completions")
+    path, _, query = target.partition("?")
+    if OWN.fullmatch(path):
+        raise BadRequest(f"'path' {path[:128]} is the gateway's own, expected a model's path")
+    if method not in METHODS:
+        raise BadRequest(f"'method' is none that a job may have, expected one of {', '.join(sorted(METHODS))}")
+    body = b"" if fields.get("body") is None else orjson.dumps(fields["body"])
+    key = fields.get("idempotency_key", headers.get("idempotency-key"))
+    priority = fields.get("priority", headers.get("x-priority", "normal"))
+    return Wish(
+        str(method), path, query, body, _webhook(fields.get("webhook"), allowed), _priority(priority, "'priority'"),
+        _key(key, "'idempotency_key'"),
+    )  # fmt: skip
+
+
+def kept_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
+    """-> (what the job is run with, credentials). `explicit`: the request was described in a JSON object, so its own
+    Content-Type is that of the description."""
+    pairs = [(name, value) for name, value in headers.items() if name.lower() not in NOT_KEPT]
+    plain = [(name, value) for name, value in pairs if name.lower() not in SECRET]
+    if explicit:
+        plain = [(name, value) for name, value in plain if name.lower() != "content-type"]
+        if body:
+            plain.append(("Content-Type", "application/json"))
+    if body:
+        plain.append(("Content-Length", str(len(body))))
+    return tuple(plain), tuple((name, value) for name, value in pairs if name.lower() in SECRET)
+
+
+def _webhook(value: object, allowed: Iterable[str]) -> str:
+    if value is None:
+        return ""
+    try:
+        return check_url(value, frozenset(allowed))
+    except TargetRefused as refused:
+        raise BadRequest(f"the webhook is refused: {refused}") from None
+
+
+def _priority(value: object, where: str) -> Priority:
+    try:
+        return Priority[str(value).strip().upper()]
+    except KeyError:
+        raise BadRequest(f"{where} is no priority: expected high, normal or low") from None
+
+
+def _key(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not KEY.fullmatch(value):
+        raise BadRequest(f"{where}: expected 1 to 255 printable ASCII characters without spaces")
+    return value

@@ -1,0 +1,222 @@
+"""The jobs that this gateway has under way: taken, kept, given up, put back. `outcome` decides what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gateway.background import cancelled
+from gateway.errors import StoreUnavailable
+from gateway.jobs.model import Claimed, Result, Status
+from gateway.jobs.outcome import Again, Pace, Terms, judged
+from gateway.jobs.runner import NoAnswer, Runner
+from gateway.jobs.store import Conclusion, Hold, JobStore
+from gateway.ports import Clock
+from gateway.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit.jobs")
+BEAT_S = 1.0  # how soon what another gateway cancels is given up here, and what it accepts is looked for
+SWEEP_EVERY = 60  # beats
+AT_ONCE = 16  # jobs in one claim: of 1 MiB each that is one answer of the store
+SETTLE_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Held:
+    claimed: Claimed
+    task: asyncio.Task[None]
+    settling: bool = False  # it has its answer, and is telling the store: no beat may interrupt that
+
+
+class Workers:
+    """`most`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps its
+    jobs. `over` is told the id of each job that has ended here."""
+
+    def __init__(
+        self,
+        name: str,
+        store: JobStore,
+        runner: Runner,
+        terms: Terms,
+        clock: Clock,
+        telemetry: Telemetry,
+        draw: Callable[[], float],
+        over: Callable[[str], None],
+        *,
+        most: int,
+        visibility_s: float,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._runner = runner
+        self._terms = terms
+        self._clock = clock
+        self._telemetry = telemetry
+        self._draw = draw
+        self._over = over
+        self._most = most
+        self._visibility_s = visibility_s
+        self._pace = Pace(most)
+        self._held: dict[str, _Held] = {}
+        self._wake = asyncio.Event()
+        self._lost_at = 0.0
+
+    @property
+    def running(self) -> int:
+        return len(self._held)
+
+    def look(self) -> None:
+        """There may be a job: it is looked for at once."""
+        self._wake.set()
+
+    def give_up(self, job: str) -> None:
+        """It was cancelled: its call ends now, and not with the next beat."""
+        held = self._held.get(job)
+        if held is not None and not held.settling:
+            held.task.cancel()
+
+    async def run(self) -> None:
+        """Until it is cancelled: then what is under way is given back, for others to begin at once."""
+        beats = asyncio.create_task(self._keep())
+        try:
+            while True:
+                await self._take()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await self._wake.wait()
+                self._wake.clear()
+        finally:
+            await cancelled(beats)
+            await self._let_go()
+
+    async def _take(self) -> None:
+        """Claims until there is no room, or nothing to claim."""
+        while (room := min(AT_ONCE, self._pace.room(len(self._held), self._clock.monotonic()))) > 0:
+            now = self._clock.monotonic()
+            lost = now - self._lost_at >= BEAT_S
+            if lost:
+                self._lost_at = now
+            try:
+                found = await self._store.claim(
+                    self._name, room, visibility_s=self._visibility_s, attempts=self._terms.attempts,
+                    dead_s=self._terms.dead_s, lost=lost,
+                )  # fmt: skip
+            except StoreUnavailable:
+                return
+            for claimed in found:
+                self._begin(claimed)
+            if len(found) < room:
+                return
+
+    def _begin(self, claimed: Claimed) -> None:
+        former = self._held.get(claimed.job.id)
+        if former is not None:  # our own claim had run out, as the store was away
+            former.task.cancel()
+        task = asyncio.create_task(self._work(claimed))
+        self._held[claimed.job.id] = _Held(claimed, task)
+        task.add_done_callback(lambda _: self._ended(claimed))
+
+    def _ended(self, claimed: Claimed) -> None:
+        held = self._held.get(claimed.job.id)
+        if held is not None and held.claimed is claimed:
+            del self._held[claimed.job.id]
+        self._wake.set()
+
+    async def _work(self, claimed: Claimed) -> None:
+        began = self._clock.monotonic()
+        if claimed.attempt == 1:
+            self._telemetry.job_wait_seconds.observe(claimed.age_s)
+        try:
+            decision = self._judged(claimed, await self._result(claimed), began)
+        except Exception:
+            LOG.exception("a job failed inside the gateway", extra={"fields": {"job": claimed.job.id}})
+            decision = self._judged(claimed, "internal error of the gateway", began)
+        await self._settle(claimed, decision, began)
+
+    async def _result(self, claimed: Claimed) -> Result | Conclusion | str:
+        try:
+            return await self._runner.run(claimed.job)
+        except NoAnswer as error:
+            if error.final:
+                return Conclusion(Status.FAILED, None, str(error), self._terms.result_s)
+            return str(error)
+
+    def _judged(self, claimed: Claimed, result: Result | Conclusion | str, began: float) -> Conclusion | Again:
+        now = self._clock.monotonic()
+        if isinstance(result, Conclusion):
+            return result
+        decision = judged(result, claimed.attempt, claimed.age_s + now - began, self._terms, self._draw())
+        if isinstance(decision, Again) and not decision.counted:
+            self._pace.told_later(began, now, decision.delay_s)
+        elif isinstance(decision, Conclusion):
+            self._pace.done()
+        return decision
+
+    async def _settle(self, claimed: Claimed, decision: Conclusion | Again, began: float) -> None:
+        """Said until the store has heard it: the claim is kept meanwhile, by whoever's beat gets through first."""
+        job, token = claimed.job.id, claimed.token
+        held = self._held.get(job)
+        if held is not None and held.claimed is claimed:
+            held.settling = True
+        while True:
+            try:
+                if isinstance(decision, Again):
+                    heard = await self._store.put_back(
+                        job, token, decision.delay_s, counted=decision.counted, error=decision.error
+                    )
+                else:
+                    heard = await self._store.conclude(job, token, decision)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(SETTLE_EVERY_S)
+        if not heard:
+            self._telemetry.jobs.add("fenced")
+            return
+        if isinstance(decision, Again):
+            self._telemetry.jobs.add("retried" if decision.counted else "postponed")
+            return
+        self._telemetry.jobs.add("dead" if decision.dead else decision.status.value)
+        self._telemetry.job_seconds.observe(claimed.age_s + self._clock.monotonic() - began, decision.status.value)
+        self._over(job)
+
+    async def _keep(self) -> None:
+        """Heartbeats, and what is to be done now and then."""
+        every = min(BEAT_S, self._visibility_s / 3)
+        beats = 0
+        while True:
+            await asyncio.sleep(every)
+            held = [(name, one.claimed.token) for name, one in self._held.items()]
+            with suppress(StoreUnavailable):
+                if held:
+                    self._heard(held, await self._store.beat(self._name, held))
+                if beats % SWEEP_EVERY == 0:
+                    await self._store.sweep(self._name)
+                if beats % 5 == 0:
+                    await self.sample()
+            beats += 1
+
+    def _heard(self, held: list[tuple[str, int]], said: list[Hold]) -> None:
+        for (name, token), hold in zip(held, said, strict=True):
+            one = self._held.get(name)
+            # One that is just being concluded is lost, too: by what we have said of it ourselves.
+            if hold is Hold.LOST and one is not None and one.claimed.token == token and not one.settling:
+                one.task.cancel()
+
+    async def sample(self) -> None:
+        """The gauges. Raises `StoreUnavailable`."""
+        counts = await self._store.counts()
+        for state in ("queued", "running", "dead", "webhooks"):
+            self._telemetry.jobs_held.set(state, value=float(getattr(counts, state)))
+        self._telemetry.job_bytes.set(value=counts.bytes)
+        self._telemetry.job_oldest_seconds.set(value=counts.oldest_s)
+
+    async def _let_go(self) -> None:
+        for held in list(self._held.values()):
+            await cancelled(held.task)
+            with suppress(StoreUnavailable):  # then its claim runs out
+                await self._store.put_back(
+                    held.claimed.job.id, held.claimed.token, 0.0, counted=False, error="its gateway was stopped"
+                )

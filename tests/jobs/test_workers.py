@@ -1,0 +1,113 @@
+"""What workers do about what the store says, with a store and a runner that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.errors import StoreUnavailable
+from gateway.jobs.model import Claimed, Job, Result
+from gateway.jobs.outcome import Terms
+from gateway.jobs.store import Conclusion, Counts, Hold
+from gateway.jobs.workers import Workers
+from gateway.precedence import Priority
+from gateway.telemetry import Telemetry
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.waiting import until
+
+JOB = Job("job_1", "t", "POST", "/v1/x", "", (), b"", b"", Priority.NORMAL, "")
+TERMS = Terms(3, 3600.0, 60.0, 60.0)
+
+
+class Store:
+    """Gives one job; `answering` holds conclusions back."""
+
+    def __init__(self) -> None:
+        self.left = [Claimed(JOB, 7, 1, 0.0)]
+        self.answering = asyncio.Event()
+        self.concluding = asyncio.Event()
+        self.concluded: list[Conclusion] = []
+        self.back: list[str] = []
+        self.beats = 0
+        self.down = 0
+
+    async def claim(self, worker: str, most: int, **how: Any) -> list[Claimed]:
+        return [self.left.pop()] if self.left else []
+
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+        self.beats += 1
+        return [Hold.LOST for _ in held] if self.concluding.is_set() else [Hold.HELD for _ in held]
+
+    async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
+        if self.down:
+            self.down -= 1
+            raise StoreUnavailable("down")
+        self.concluding.set()
+        await self.answering.wait()
+        self.concluded.append(conclusion)
+        return True
+
+    async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+        self.back.append(error)
+        return True
+
+    async def counts(self) -> Counts:
+        return Counts(0, 0, 0, 0, 0, 0.0)
+
+    async def sweep(self, worker: str) -> None:
+        pass
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.ran = 0
+
+    async def run(self, job: Job) -> Result:
+        self.ran += 1
+        await self.answer.wait()
+        return Result(200, (), b"ok")
+
+
+def workers(store: Store, runner: Runner, over: list[str]) -> Workers:
+    return Workers(
+        "w", store, runner, TERMS, FakeClock(), Telemetry(), lambda: 0.0, over.append, most=4, visibility_s=0.003
+    )  # type: ignore[arg-type]
+
+
+async def test_a_heartbeat_does_not_interrupt_what_is_just_being_concluded() -> None:
+    """To the store such a job is over, so a beat hears that it is lost: it is counted and announced all the same."""
+    store, runner, over = Store(), Runner(), list[str]()
+    task = asyncio.create_task(workers(store, runner, over).run())
+    runner.answer.set()
+    await store.concluding.wait()
+    seen = store.beats
+    await until(lambda: store.beats > seen + 2)
+    store.answering.set()
+    await until(lambda: over == ["job_1"])
+    assert [one.result for one in store.concluded] == [Result(200, (), b"ok")]
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_an_answer_is_not_lost_while_the_store_is_away(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gateway.jobs.workers.SETTLE_EVERY_S", 0.0)
+    store, runner, over = Store(), Runner(), list[str]()
+    store.down = 5
+    runner.answer.set()
+    store.answering.set()
+    task = asyncio.create_task(workers(store, runner, over).run())
+    await until(lambda: over == ["job_1"])
+    assert (runner.ran, store.down) == (1, 0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_what_runs_is_given_back_when_the_gateway_stops() -> None:
+    store, runner, over = Store(), Runner(), list[str]()
+    task = asyncio.create_task(workers(store, runner, over).run())
+    await until(lambda: runner.ran == 1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (store.back, over) == (["its gateway was stopped"], [])
