@@ -168,11 +168,11 @@ def test_provenance_is_complete() -> None:
 
 
 def test_two_pairs_of_questions_cost_little(cross: OnnxCrossEncoder) -> None:
-    """1.7 ms a pair of 15-token questions on one core; the bound is for a busy machine."""
+    """1.7 ms a pair of 15-token questions on one core; CPU time, as a busy machine has little of its own."""
     asked = "How do I reset the password of my account when I have lost my phone?"
     times = []
     for _ in range(30):
-        started = time.perf_counter()
+        started = time.thread_time()
         cross.score(asked, [asked.replace("phone", "keys"), asked.replace("reset", "change")])
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     assert min(times) < 0.02

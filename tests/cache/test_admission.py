@@ -121,7 +121,8 @@ async def test_an_answer_that_is_not_a_complete_success_is_passed_on_and_not_sto
         answer = await small.chat("hi")
         assert (answer.status, answer.body) == expected
         assert answer.cache_status == "nearhit; fwd=miss"
-    assert len(upstream.calls) == 3
+    retries = 2 if name == "status-503" else 0  # a lone upstream that is overloaded is asked once more
+    assert len(upstream.calls) == 3 + retries
     parts = small.gateway.parts
     assert (await stored_entries(small), parts.space.index.size, len(parts.store)) == (0, 0, 0)
 

@@ -245,7 +245,9 @@ async def test_clients_that_leave_do_not_mix_answers_up(by_tenant: Served, upstr
         return None if isinstance(answer, BaseException) else f"{answer.json['choices'][0]['message']['content']}"
 
     jobs = [(f"tenant-{draw.choice('vwxyz')}", i, draw.random() < 0.5) for i in range(300)]
-    answers = await asyncio.gather(*(one(*job) for job in jobs))
+    answers: list[str | None] = []
+    for start in range(0, len(jobs), 50):  # what a backend of this size takes at once
+        answers += await asyncio.gather(*(one(*job) for job in jobs[start : start + 50]))
     got = [(job, answer) for job, answer in zip(jobs, answers, strict=True) if answer is not None]
     assert {answer is not None for (_, _, leave), answer in zip(jobs, answers, strict=True) if leave} == {True, False}
     assert all(answer is not None for (_, _, leave), answer in zip(jobs, answers, strict=True) if not leave)
