@@ -92,7 +92,7 @@ class _Flight:
         except Exception as error:
             for member in self._members:
                 if not member.answer.done():
-                    member.answer.set_exception(_again(error))
+                    member.answer.set_exception(again(error))
 
     async def _answers(self, forward: Handler) -> list[Response]:
         if len(self._members) == 1:
@@ -112,7 +112,7 @@ class _Flight:
         return [replace(response, body=Whole(piece)) for piece in pieces]
 
 
-def _again(error: Exception) -> Exception:
+def again(error: Exception) -> Exception:
     """The same for each of several who wait for it: an exception object carries one traceback."""
     if isinstance(error, BackendError):
         copy = BackendError(error.message, retryable=error.retryable, status=error.status)

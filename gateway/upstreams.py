@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from gateway.adapters.http_backend import HttpBackend
 from gateway.adapters.http_session import open_session
 from gateway.adapters.triton_backend import TritonBackend
+from gateway.batching import Batching
 from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.upstreams import GrpcUpstream, HttpUpstream
 from gateway.lane import Lane, Upstream
 from gateway.parts import secret
 from gateway.pool import Pool, PoolRules
-from gateway.ports import Clock
+from gateway.ports import Backend, Clock
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames
 from gateway.telemetry import Telemetry
@@ -88,7 +89,9 @@ def _http(
         clock=clock,
         adaptive=section.adaptive,
     )
-    return Upstream(backend, address.url, address.weight, own_account=api_key is not None or not passthrough)
+    own_account = api_key is not None or not passthrough
+    asked = _batching(backend, section, clock, shared=own_account)
+    return Upstream(asked, address.url, address.weight, own_account=own_account)
 
 
 def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
@@ -105,7 +108,14 @@ def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, cloc
         clock=clock,
         adaptive=section.adaptive,
     )
-    return Upstream(backend, address.url, address.weight, backend.hosted)
+    asked = _batching(backend, section, clock, shared=True)  # Triton is shown no credentials
+    return Upstream(asked, address.url, address.weight, backend.hosted)
+
+
+def _batching(
+    backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
+) -> Backend:
+    return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
 
 
 def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:

@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator
 
 from gateway.config.fields import EnvironmentName, Text
 from gateway.config.upstreams import (
+    BatchRule,
     GrpcUpstream,
     GrpcUpstreams,
     HedgeOrOff,
@@ -66,12 +67,15 @@ class OpenAIBackendConfig(Section):
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
     hedge: HedgeOrOff = None
+    batch: BatchRule | None = None
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         yield from address_problems(given, "https://api.openai.com/v1")
+        if given.get("batch") is not None and given.get("adapter") != "kserve":
+            yield Problem("batch", "puts calls of tensors together, expected adapter: kserve or triton beside it")
 
     @property
     def addresses(self) -> tuple[HttpUpstream, ...]:
@@ -94,6 +98,7 @@ class TritonBackendConfig(Section):
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
     hedge: HedgeOrOff = None
+    batch: BatchRule | None = None
     reload: Switch = False  # of a model whose process has died: unload and load it
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)

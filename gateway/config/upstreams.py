@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from gateway.config.fields import EnvironmentName, Text
 from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
 from gateway.faults import show
-from gateway.units import Share, parse_positive_share
+from gateway.units import PositiveDuration, Share, parse_positive_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
 
 MAX_UPSTREAMS = 256
@@ -55,6 +55,13 @@ def _hedge_budget(value: object) -> float:
     if share > MOST_HEDGED:
         raise ValueError(f"expected a share of at most {MOST_HEDGED:.0%}, got {show(value)}")
     return share
+
+
+class BatchRule(Section):
+    """Calls of equal form are put together before they are sent, for models that do not batch by themselves."""
+
+    max_size: Annotated[int, Field(ge=2, le=4096)] = 32  # rows along the first dimension
+    max_wait: PositiveDuration = 0.002  # for others, in seconds
 
 
 class Hedge(Section):
