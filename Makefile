@@ -6,7 +6,7 @@ BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload bench-jobs quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload bench-jobs bench-kserve quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -50,6 +50,9 @@ bench: setup  ## what a request costs, as ratios to a bare server in the same ru
 
 bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a minute)
 	@$(BIN)/python -m bench.crowd
+
+bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
+	@$(BIN)/python -m bench.kserve
 
 bench-promise: $(STAMP)  ## latency budgets kept against load, beside an oracle (6 minutes)
 	@$(BIN)/python -m bench.promise
