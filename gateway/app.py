@@ -77,7 +77,7 @@ class Gateway:
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
-        self.jobs = build_jobs(config, environ, stores.jobs, self._job_handler(), parts.clock, parts.telemetry)
+        self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
         self.grpc_port = GrpcPort(config.server, parts.clock)

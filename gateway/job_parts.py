@@ -15,16 +15,18 @@ from gateway.adapters.webhook_client import WebhookClient
 from gateway.admin.jobs import JobsHandler
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.jobs.announcements import Announcements
+from gateway.jobs.batch_driver import BatchDriver
 from gateway.jobs.deliveries import Deliveries
 from gateway.jobs.outcome import Terms
 from gateway.jobs.runner import Runner
 from gateway.jobs.sealing import Sealer
 from gateway.jobs.signing import SecretInvalid, secret_of
 from gateway.jobs.workers import Workers
-from gateway.parts import StartFailed, secret
+from gateway.parts import StartFailed, Stores, secret
 from gateway.pipeline import Handler, Stage
 from gateway.ports import Clock
-from gateway.stages.jobs import Credentials, Jobs
+from gateway.stages.batches import Batches
+from gateway.stages.jobs import Credentials, Jobs, bounds_of
 from gateway.telemetry import Telemetry
 
 
@@ -40,27 +42,30 @@ class JobParts:
 def build_jobs(
     config: Config,
     environ: Mapping[str, str],
-    store: RedisJobs,
+    stores: Stores,
     handler: Handler,
     clock: Clock,
     telemetry: Telemetry,
     draw: Callable[[], float] = random.random,
 ) -> JobParts:
     """`handler`: the stages that a job passes when it is run. Raises `StartFailed`."""
-    jobs = config.jobs
+    jobs, store, batches = config.jobs, stores.jobs, stores.batches
     if not jobs.enabled:
         return JobParts()
     key = secret(environ, jobs.key_env, "jobs.key_env")
     sealer = None if key is None else Sealer(key)
     announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry, draw)
+    told: list[Callable[[str], None]] = [announcements.over]
+    if deliveries is not None:
+        told.append(deliveries.over)
+    name = f"gateway_{secrets.token_hex(8)}"
 
     def over(job: str) -> None:
-        announcements.over(job)
-        if deliveries is not None:
-            deliveries.look()
+        for tell in told:
+            tell(job)
 
     workers = Workers(
-        f"gateway_{secrets.token_hex(8)}",
+        name,
         store,
         Runner(handler, sealer, clock, max_result=jobs.max_result),
         Terms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
@@ -71,9 +76,22 @@ def build_jobs(
         most=jobs.workers,
         visibility_s=jobs.visibility,
     )
-    stage = Jobs(jobs, store, workers, announcements, over, Credentials(_credentials_needed(config), sealer), telemetry)
-    told = () if deliveries is None else (deliveries.run(),)
-    return JobParts([stage], [workers.run(), *told], JobsHandler(store).routes())
+    credentials = Credentials(_credentials_needed(config), sealer)
+    stage = Jobs(jobs, store, workers, announcements, over, credentials, telemetry)
+    stages: list[Stage] = [stage]
+    work = [workers.run()]
+    if deliveries is not None:
+        work.append(deliveries.run())
+    if jobs.batches:
+        bounds = bounds_of(jobs)
+        driver = BatchDriver(
+            name, batches, store, bounds, sealer, clock, workers.look,
+            max_lines=jobs.max_batch, keep_s=jobs.file_ttl, result_s=jobs.result_ttl,
+        )  # fmt: skip
+        told.append(driver.over)
+        stages.append(Batches(jobs, batches, credentials, clock, driver.look))
+        work.append(driver.run())
+    return JobParts(stages, work, JobsHandler(store).routes())
 
 
 def _deliveries(

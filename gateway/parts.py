@@ -15,6 +15,7 @@ from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
@@ -66,6 +67,7 @@ class Stores:
     leases: RedisLeases | None  # None: no other gateway is on this store
     quotas: RedisQuotas
     jobs: RedisJobs
+    batches: RedisBatches
     server: EmbeddedValkey | None
 
     async def close(self) -> None:
@@ -92,8 +94,9 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     if server is None:
         leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
     quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
-    jobs = RedisJobs(redis, client, Syncing(client) if config.jobs.fsync else None)
-    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, server)
+    sync = Syncing(client) if config.jobs.fsync else None
+    jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
+    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, batches, server)
 
 
 def build_encoder(config: EmbeddingModel) -> TextEncoder:

@@ -31,3 +31,6 @@ class Jobs(Section):
     webhook_secret_env: EnvironmentName | None = None
     webhook_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # may be private, and plain http
     webhook_attempts: Annotated[int, Field(ge=1, le=100)] = 8
+    batches: Switch = False  # /v1/files and /v1/batches are the gateway's own; off: they pass through
+    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 10_000  # requests of one
+    file_ttl: PositiveDuration = 604_800.0

@@ -85,8 +85,8 @@ class Deliveries:
         self._wake = asyncio.Event()
         self._under_way = Background(AT_ONCE)
 
-    def look(self) -> None:
-        """A job has ended: there may be somebody to tell."""
+    def over(self, job: str) -> None:
+        """It has ended: there may be somebody to tell."""
         self._wake.set()
 
     async def run(self) -> None:

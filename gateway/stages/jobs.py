@@ -71,9 +71,7 @@ class Jobs:
         self._over = over
         self._credentials = credentials
         self._telemetry = telemetry
-        self._bounds = Bounds(
-            config.max_queued, config.max_queued_per_tenant, config.max_bytes, config.max_age + config.result_ttl
-        )
+        self._bounds = bounds_of(config)
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         try:
@@ -184,6 +182,12 @@ class Jobs:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._config.max_body} bytes (jobs.max_body)")
+
+
+def bounds_of(config: JobsConfig) -> Bounds:
+    """An idempotency key is kept as long as its job can be."""
+    keep_s = config.max_age + config.result_ttl
+    return Bounds(config.max_queued, config.max_queued_per_tenant, config.max_bytes, keep_s)
 
 
 _PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)

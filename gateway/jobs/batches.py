@@ -1,0 +1,197 @@
+"""OpenAI's batches: what a file of requests says, and what a batch looks like to its client. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from gateway.jobs.model import Headers, Standing, Status, shown_result
+from gateway.jobs.submission import OWN, TARGET
+
+MAX_FAULTS = 100
+WINDOWS = {"24h": 86_400.0}
+MAX_METADATA = 16
+OPEN = frozenset({"validating", "in_progress", "cancelling"})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Of a tenant. Times: wall clock of the store's gateway, seconds."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    created: float
+    expires: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch."""
+
+    number: int  # from 1
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a line; 0: with the file."""
+
+    line: int
+    message: str
+    code: str = "invalid_request"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`headers` and `sealed`: what its requests are sent with, as of a job. `times`: by the names that OpenAI gives
+    them, without `_at`."""
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file: str
+    created: float
+    expires: float
+    metadata: Mapping[str, str]
+    headers: Headers
+    sealed: bytes
+    status: str = "validating"
+    total: int = 0
+    output_file: str = ""
+    error_file: str = ""
+    faults: tuple[Fault, ...] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        return self.status in OPEN
+
+    def became(self, status: str, now: float, **more: Any) -> Batch:
+        return replace(self, status=status, times={**self.times, status: now}, **more)
+
+
+def lines_of(content: bytes, endpoint: str, most: int) -> tuple[list[Line], list[Fault]]:
+    """The requests of a file, in order, and what is wrong with them. At most one of the two is not empty."""
+    lines: list[Line] = []
+    faults: list[Fault] = []
+    seen: set[str] = set()
+    for number, raw in enumerate(content.split(b"\n"), 1):
+        if not raw.strip():
+            continue
+        if len(lines) >= most:
+            return [], [Fault(0, f"the file has more than {most} requests (jobs.max_batch)", "too_many_requests")]
+        found = _line(raw, number, endpoint, seen)
+        if isinstance(found, Line):
+            lines.append(found)
+            seen.add(found.custom_id)
+        elif len(faults) < MAX_FAULTS:
+            faults.append(found)
+    if not lines and not faults:
+        faults.append(Fault(0, "the file has no requests", "empty_file"))
+    return ([], faults) if faults else (lines, [])
+
+
+def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> Line | Fault:
+    try:
+        said = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return Fault(number, "this line is not valid JSON", "invalid_json_line")
+    if not isinstance(said, dict):
+        return Fault(number, "expected an object with custom_id, method, url and body")
+    custom_id, body = said.get("custom_id"), said.get("body")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
+        return Fault(number, "custom_id: expected a string of 1 to 512 characters")
+    if custom_id in seen:
+        return Fault(number, "custom_id: expected one that no other line has", "duplicate_custom_id")
+    if said.get("method") != "POST":
+        return Fault(number, "method: expected POST", "invalid_method")
+    if said.get("url") != endpoint:
+        return Fault(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
+    if not isinstance(body, dict):
+        return Fault(number, "body: expected an object")
+    return Line(number, custom_id, orjson.dumps(body))
+
+
+def endpoint_of(value: object) -> str | None:
+    """None: no path that a batch may have."""
+    fits = isinstance(value, str) and TARGET.fullmatch(value) and "?" not in value and not OWN.fullmatch(value)
+    return str(value) if fits else None
+
+
+def metadata_of(value: object) -> Mapping[str, str] | None:
+    """None: it is not what OpenAI allows, up to 16 pairs of strings."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        return None
+    fits = all(isinstance(k, str) and isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in value.items())
+    return value if fits else None
+
+
+def key_of(batch: str, line: int) -> str:
+    """The idempotency key of a line's job: whoever drives the batch, and however often, there is one job. No client's
+    key reads like it: it has a space."""
+    return f"{batch} {line}"
+
+
+def output_of(batch: str, line: Line, standing: Standing | None, why: str = "") -> tuple[bytes, bool]:
+    """-> (a line of the output or of the error file, whether it is one of the output file). `why`: there is no job."""
+    name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
+    said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
+    if standing is not None and standing.result is not None:
+        view = shown_result(standing.result)
+        said["response"] = {"status_code": view["status"], "request_id": standing.id, "body": view["body"]}
+    if standing is None or standing.result is None:
+        code = why or ("batch_cancelled" if standing and standing.status is Status.CANCELLED else "request_failed")
+        message = (standing.error if standing else "") or "this request was not answered"
+        said["error"] = {"code": code, "message": message}
+    return orjson.dumps(said), standing is not None and standing.status is Status.COMPLETED
+
+
+def file_id(batch: str, kind: str) -> str:
+    """Of a batch's own files: the same whoever writes them."""
+    return "file-" + hashlib.sha256(f"{batch}/{kind}".encode()).hexdigest()[:32]
+
+
+def shown_file(file: File) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": int(file.created),
+        "expires_at": int(file.expires),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def shown_batch(batch: Batch, completed: int, failed: int) -> dict[str, Any]:
+    """`completed`, `failed`: requests so far."""
+    faults = [{"code": f.code, "line": f.line or None, "message": f.message, "param": None} for f in batch.faults]
+    names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    times = {f"{name}_at": int(batch.times[name]) if name in batch.times else None for name in names}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": faults} if faults else None,
+        "input_file_id": batch.input_file,
+        "completion_window": "24h",
+        "status": batch.status,
+        "output_file_id": batch.output_file or None,
+        "error_file_id": batch.error_file or None,
+        "created_at": int(batch.created),
+        "expires_at": int(batch.expires),
+        "request_counts": {"total": batch.total, "completed": completed, "failed": failed},
+        "metadata": dict(batch.metadata) or None,
+        **times,
+    }
