@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class AdminClient:
         async with self._asked("POST", path, data=data) as response:
             return await _object(response, self._place.admin)
 
+    async def submit(self, path: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+        """Bytes as they are -> the status and the object, whatever the status."""
+        async with self._asked("POST", path, data=BytesIO(content), more=headers) as response:
+            return response.status, await _read(response, self._place.admin)
+
     async def lines(self, path: str) -> AsyncIterator[bytes]:
         """The pieces of an answer that is a stream. One that breaks raises like any other failure."""
         async with self._asked("GET", path) as response:
@@ -79,10 +85,13 @@ class AdminClient:
                 yield chunk
 
     @asynccontextmanager
-    async def _asked(self, method: str, path: str, **given: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _asked(
+        self, method: str, path: str, more: Mapping[str, str] | None = None, **given: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         admin = self._place.admin
+        headers = {**self._headers, **(more or {})}
         try:
-            async with self._session.request(method, admin + path, headers=self._headers, **given) as response:
+            async with self._session.request(method, admin + path, headers=headers, **given) as response:
                 yield response
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise CommandFailed(f"--admin {admin} is no URL: expected one such as http://127.0.0.1:9090") from None
@@ -101,7 +110,7 @@ async def connected(place: Place) -> AsyncIterator[AdminClient]:
         yield AdminClient(place, session)
 
 
-async def _object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
     try:
         value = orjson.loads(await response.read())
     except orjson.JSONDecodeError:
@@ -112,6 +121,11 @@ async def _object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any
         raise CommandFailed(
             f"{admin} wants another token: expected it in the variable of auth.admin_token_env or --token-env"
         )
+    return value
+
+
+async def _object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+    value = await _read(response, admin)
     if response.status != 200:
         done = {key: item for key, item in value.items() if key in ("matched", "removed", "imported", "refused")}
         had = f" (done so far: {', '.join(f'{item} {key}' for key, item in done.items())})" if done else ""

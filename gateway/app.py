@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gateway.access_log import AccessLog
@@ -32,7 +33,7 @@ from gateway.job_parts import build_jobs
 from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observer import Observer
-from gateway.operations import cache_admin_of, migration_of, recovery_of, removal_of, succession_of
+from gateway.operations import cache_admin_of, migration_of, policy_admin_of, recovery_of, removal_of, succession_of
 from gateway.parts import (
     DataDirLock,
     Stores,
@@ -43,6 +44,7 @@ from gateway.parts import (
 )
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy
+from gateway.policy_life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
 from gateway.server import DataPort
@@ -67,6 +69,7 @@ class Gateway:
         policy: Policy,
         environ: Mapping[str, str],
         access_log: AccessLog | None,
+        policies: Path | None,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -85,6 +88,7 @@ class Gateway:
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
+        self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
         token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
         self.admin_port = AdminPort(
             config.server.admin,
@@ -101,6 +105,7 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
+                *policy_admin_of(config, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)
@@ -228,9 +233,11 @@ async def running(
     clock: Clock | None = None,
     access_log: AccessLog | None = None,
     draw: Callable[[], float] = random.random,
+    policies: Path | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
-    step fails. `draw` chooses the hits that are audited, by numbers in [0, 1).
+    step fails. `draw` chooses the hits that are audited, by numbers in
+    [0, 1). `policies`: the folder that `policy` was read from; None: there are no files of it.
 
     Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
@@ -251,8 +258,10 @@ async def running(
             policy,
             environ,
             access_log,
+            policies,
         )
         gateway.policy_reloaded(policy, ())
+        await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history()]
         jobs.append(gateway.parts.evictions.run())

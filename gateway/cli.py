@@ -1,4 +1,4 @@
-"""The command line: `nearhit serve | demo | check | explain | cache | jobs | model`.
+"""The command line: `nearhit serve | demo | check | explain | cache | policy | jobs | model`.
 
 Exit code 0 good, 1 fault found, 2 usage."""
 
@@ -32,6 +32,7 @@ from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.parts import StartFailed, secret
 from gateway.policy.check import check
+from gateway.policy_commands import register as register_policy
 from gateway.serve import serve, serve_upstream
 from gateway.units import Address, parse_address
 
@@ -104,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     register(commands, shared)
     register_jobs(commands, shared)
+    register_policy(commands, shared)
 
     model = commands.add_parser("model", help="The embedding model.")
     fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
+from gateway.admin.policy import PolicyAdmin
+from gateway.admin.stats import Stats
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.chains import Parts
 from gateway.checkpoints import forget_former
@@ -14,6 +16,7 @@ from gateway.dialects.known import DIALECTS
 from gateway.migration import Migration
 from gateway.parts import Stores
 from gateway.policy.model import Policy
+from gateway.policy_life import PolicyLife
 from gateway.portability import Portability
 from gateway.recovery import Recovery
 from gateway.removal import Removal
@@ -49,6 +52,12 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
         max_entry=config.store.max_entry,
     )
     return CacheAdmin(removal, portability, with_token=config.auth.admin_token_env is not None)
+
+
+def policy_admin_of(config: Config, life: PolicyLife, policy: Callable[[], Policy], stats: Stats) -> PolicyAdmin:
+    """`policy` returns the one in force."""
+    with_token = config.auth.admin_token_env is not None
+    return PolicyAdmin(life, policy, lambda: stats.report()["policy"], with_token=with_token)
 
 
 def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | None = None) -> Recovery:

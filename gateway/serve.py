@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,9 +17,9 @@ from gateway.access_log import AccessLog
 from gateway.app import Gateway, running
 from gateway.background import cancelled
 from gateway.config.load import load_config
-from gateway.policy.load import load_policy
 from gateway.policy.upstream import upstream_config
-from gateway.policy.watch import PolicyHolder
+from gateway.policy_life import resume
+from gateway.staging import staged_folder
 from gateway.units import Address
 
 
@@ -28,8 +29,12 @@ async def serve(
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
     config = load_config(path, at(environ, listen, admin))
-    policy = load_policy(config.policies, config)
-    async with running(config, policy, environ, access_log=access_log(log_level)) as gateway, following(gateway):
+    resume(config, time.time)
+    policy = staged_folder(config.policies, config)
+    async with (
+        running(config, policy, environ, access_log=access_log(log_level), policies=config.policies) as gateway,
+        following(gateway),
+    ):
         settle()
         announce(gateway.data_address, gateway.admin_address)
         await until_signalled()
@@ -38,13 +43,11 @@ async def serve(
 @asynccontextmanager
 async def following(gateway: Gateway) -> AsyncIterator[None]:
     """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
-    config = gateway.config
-    holder = PolicyHolder(gateway.policy, lambda: load_policy(config.policies, config), gateway.policy_reloaded)
-    watcher = asyncio.create_task(holder.watch(config.policies))
+    watcher = asyncio.create_task(gateway.policies.watch())
     reloads: set[asyncio.Task[object]] = set()  # the loop itself holds tasks weakly
 
     def reload() -> None:
-        task = asyncio.ensure_future(holder.reload())
+        task = asyncio.ensure_future(gateway.policies.reload())
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 

@@ -65,7 +65,6 @@ class AdminPort:
                 web.get("/dashboard", self._dashboard),
                 web.get("/admin/stats", self._get_stats),
                 web.get("/admin/backends", self._get_backends),
-                web.get("/admin/policy", self._get_policy),
                 *self._routes,
                 *self._quality.routes(),
             ]
@@ -125,9 +124,6 @@ class AdminPort:
 
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:
         return json_answer(self._stats.report()["backends"])
-
-    async def _get_policy(self, request: web.Request) -> web.StreamResponse:
-        return json_answer(self._stats.report()["policy"])
 
 
 def _from_another_site(request: web.Request) -> bool:

@@ -18,8 +18,8 @@ from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
 from gateway.modelkit.files import default_model_dir
 from gateway.parts import StartFailed
-from gateway.policy.load import load_policy
 from gateway.serve import following, until_signalled
+from gateway.staging import staged_folder
 from gateway.units import Address
 
 # Triton's own ports, beside the gRPC one that config.yaml names.
@@ -71,8 +71,8 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str]) 
         progress=say,
     )
     try:
-        policy = load_policy(config.policies, config)
-        async with running(config, policy, environ) as gateway, following(gateway):
+        policy = staged_folder(config.policies, config)
+        async with running(config, policy, environ, policies=config.policies) as gateway, following(gateway):
             say(table(await play(gateway)))
             say(farewell(gateway))
             await until_signalled()

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.config.load import Reading as ConfigReading
 from gateway.config.load import read_config
 from gateway.faults import ConfigInvalid, Fault, in_order
-from gateway.policy.load import LAST_FILE, Text, policy_files, read_policy
+from gateway.policy.load import LAST_FILE, policy_files, read_policy, read_texts
 from gateway.yaml_source import load_yaml, read_file
 
 
@@ -88,15 +88,10 @@ class _Checking:
         return CheckResult(in_order(self._faults), in_order(self._warnings), tuple(self._files))
 
     def _add_files(self, paths: Sequence[Path], ends: bool) -> None:
-        texts: list[Text] = []
-        for path in paths:
-            self._files.append(str(path))
-            try:
-                texts.append(Text(str(path), read_file(path, "a policy file")))
-            except ConfigInvalid as invalid:
-                self._faults += invalid.faults
-        reading = read_policy(texts, self._backends, ends=ends and len(texts) == len(paths))
-        self._faults += reading.faults
+        self._files += map(str, paths)
+        texts, faults = read_texts(paths)
+        reading = read_policy(texts, self._backends, ends=ends and not faults)
+        self._faults += [*faults, *reading.faults]
         self._warnings += reading.warnings
 
 

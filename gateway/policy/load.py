@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +13,13 @@ from gateway.config import Config
 from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.compile import compiled, not_in_force
 from gateway.policy.consistency import contradictions
-from gateway.policy.model import Policy, Route
+from gateway.policy.model import Policy, Route, Text
 from gateway.policy.schema import PolicyFile
 from gateway.validation import complaints
 from gateway.yaml_source import Source, load_yaml, read_file
 
 LAST_FILE = "default.yaml"
 MAX_FILES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One file before it is read: its name as faults show it, and its bytes."""
-
-    file: str
-    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +36,24 @@ def load_policy(folder: Path, config: Config) -> Policy:
 
     Raises `ConfigInvalid` with the faults of all files.
     """
-    faults: list[Fault] = []
-    texts: list[Text] = []
-    for path in policy_files(folder):
-        try:
-            texts.append(Text(str(path), read_file(path, "a policy file")))
-        except ConfigInvalid as invalid:
-            faults += invalid.faults
+    texts, faults = read_texts(policy_files(folder))
     # Where a file is missing nobody knows which rule is the last.
     reading = read_policy(texts, config.backends, ends=not faults)
     if faults or reading.policy is None:
         raise ConfigInvalid([*faults, *reading.faults])
     return reading.policy
+
+
+def read_texts(paths: Iterable[Path]) -> tuple[list[Text], list[Fault]]:
+    """The files that can be read, and why others cannot."""
+    texts: list[Text] = []
+    faults: list[Fault] = []
+    for path in paths:
+        try:
+            texts.append(Text(str(path), read_file(path, "a policy file")))
+        except ConfigInvalid as invalid:
+            faults += invalid.faults
+    return texts, faults
 
 
 def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
@@ -80,7 +78,12 @@ def policy_files(folder: Path) -> list[Path]:
         raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}")
     if len(found) > MAX_FILES:
         raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
-    return sorted(found, key=lambda path: (path.name == LAST_FILE, path.name))
+    return sorted(found, key=lambda path: in_turn(path.name))
+
+
+def in_turn(name: str) -> tuple[bool, str]:
+    """Sorts names of files into the order in which their rules are tried."""
+    return name == LAST_FILE, name
 
 
 def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool = True) -> Reading:
@@ -109,14 +112,15 @@ def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool 
             warnings += not_in_force(file, source)
     unreadable = {(source.file, path) for source in sources for path in source.unreadable}
     faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
-    policy = None if faults else Policy(tuple(routes), _hash(texts), in_order(warnings))
+    policy = None if faults else Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts))
     return Reading(policy, in_order(faults), in_order(warnings))
 
 
-def _hash(texts: Sequence[Text]) -> str:
+def hash_of(texts: Iterable[Text]) -> str:
+    """Of a policy: of the names and the bytes of its files, in their order."""
     digest = hashlib.sha256()
     for text in texts:
-        name = Path(text.file).name.encode("utf-8", "surrogateescape")
+        name = text.name.encode("utf-8", "surrogateescape")
         digest.update(b"%d:%b%d:%b" % (len(name), name, len(text.content), text.content))
     return digest.hexdigest()[:12]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
+from pathlib import PurePath
 from typing import Literal
 
 from gateway.faults import Fault
@@ -184,12 +185,26 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """One file as it was read: its name as faults show it, and its bytes."""
+
+    file: str
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """Within its folder."""
+        return PurePath(self.file).name
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Routes in the order in which they are tried; the last one matches everything."""
 
     routes: tuple[Route, ...]
     hash: str  # first 12 hex digits of a SHA-256 over the sources
-    warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet
+    warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
+    texts: tuple[Text, ...] = ()  # what it was read from
 
     def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
         """The first route that matches. `model` is empty where a request names none."""

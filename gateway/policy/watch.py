@@ -9,23 +9,33 @@ from pathlib import Path
 from watchfiles import awatch
 
 from gateway.faults import ConfigInvalid, Fault
+from gateway.policy.history import BY_FILE, Author
 from gateway.policy.model import Policy
 
 OnReload = Callable[[Policy | None, tuple[Fault, ...]], None]
 """Called with the policy that is now in force, or with None and the faults that kept the last good one."""
+Record = Callable[[Policy, Author], None]
+"""Called in a thread with each policy that has come into force, and who wrote it. Raises nothing."""
 
 _POLL_S = 2.0  # bounds what a missed event costs: network and bind mounts have none
 _DEBOUNCE_MS = 100  # an editor's rename-and-replace is over by then
 
 
+def _nowhere(policy: Policy, author: Author) -> None:
+    """Where no history is kept."""
+
+
 class PolicyHolder:
     """One reference to the policy in force. Readers take `current` once a request and see one policy throughout."""
 
-    def __init__(self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload) -> None:
+    def __init__(
+        self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload, record: Record = _nowhere
+    ) -> None:
         """`load` reads and checks everything, and raises `ConfigInvalid`; it runs in a thread."""
         self._current = initial
         self._load = load
         self._on_reload = on_reload
+        self._record = record
         self._faults: tuple[Fault, ...] = ()
         self._turn = asyncio.Lock()  # reloads in turn: an older reading never replaces a newer one
 
@@ -44,6 +54,22 @@ class PolicyHolder:
         self._current = policy
         self._faults = ()
         self._on_reload(policy, ())
+
+    async def change(self, stage: Callable[[Policy], Policy], write: Callable[[Policy], None], author: Author) -> bool:
+        """Puts another policy in force, files first: they stay the truth. False: it is in force already.
+
+        `stage` makes and checks it, given the one in force; `write` makes the files say it. Both run in a thread, no
+        reload comes between them, and while either raises the policy in force stays.
+        """
+        async with self._turn:
+            policy = await asyncio.to_thread(stage, self._current)
+            if policy.hash == self._current.hash and not self._faults:
+                return False
+            await asyncio.to_thread(write, policy)
+            self._current, self._faults = policy, ()
+            self._on_reload(policy, ())
+            await asyncio.to_thread(self._record, policy, author)
+            return True
 
     async def reload(self) -> tuple[Fault, ...]:
         """Reads the files anew. On a fault the policy in force stays; the faults are returned."""
@@ -95,6 +121,8 @@ class PolicyHolder:
             self._current = policy
             if not (quiet and policy.hash == before.hash and not faults_before):
                 self._on_reload(policy, ())
+            if policy.hash != before.hash:
+                await asyncio.to_thread(self._record, policy, BY_FILE)
             return ()
 
 
