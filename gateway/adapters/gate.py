@@ -127,7 +127,8 @@ class Gate:
 
     def _join(self, ticket: Ticket, deadline: float, now: float) -> None:
         """Raises `BackendFull` where it may not wait."""
-        room = self._waiting.room(self._limit.value, now, self._hold_s)
+        limit = self._limit
+        room = self._waiting.room(limit.value, now, self._hold_s, ceiling=limit.ceiling, starting=limit.starting)
         for gone in self._waiting.cut(KEPT * room, now):
             self._refuse(gone, Shed.STANDING)
         if now + self._after(self._waiting.ahead(ticket.priority, ticket.due)) >= deadline:

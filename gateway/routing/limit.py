@@ -30,6 +30,7 @@ INITIAL_SHARE, INITIAL = 0.25, 8  # of the ceiling, and no fewer: doubled from t
 TOLERANCE = 1.25  # Envoy's buffer of 25 %
 SMOOTHING = 0.5
 MIN_SAMPLES = 48  # a geometric mean of so many is within 15 % two times of three at a lognormal spread (sigma) of 1
+START_SAMPLES = 16  # of a window while it doubles: a wrong end of that costs a slower growth, and no answer
 PROBE_EVERY, PROBE_SHARE = 24, 0.7  # windows; costs 1 % of the throughput at worst
 FALLS, RISES = (
     0.3,
@@ -46,7 +47,7 @@ class Limit:
 
     def __init__(self, ceiling: int, *, adaptive: bool) -> None:
         self._adaptive = adaptive
-        self._ceiling = ceiling
+        self.ceiling = ceiling
         self._floor = min(FLOOR, ceiling)
         initial = max(INITIAL, ceiling * INITIAL_SHARE) if adaptive else ceiling
         self._limit = float(min(ceiling, initial))
@@ -60,6 +61,11 @@ class Limit:
     @property
     def value(self) -> int:
         return int(self._limit)
+
+    @property
+    def starting(self) -> bool:
+        """Whether it still grows from its start, with no sign of load so far: more may do as well."""
+        return self._adaptive and self._starting and self._limit < self.ceiling
 
     def _open(self, now: float) -> None:
         """A window of answers that are asked for from now on: earlier ones met another limit."""
@@ -81,7 +87,7 @@ class Limit:
         sums[1] += log(max(MIN_SECONDS, now - asked))
         self._count += 1
         # Twice the limit: those that end first are the fast ones.
-        if self._count >= max(MIN_SAMPLES, 2 * self._limit):
+        if self._count >= (max(START_SAMPLES, self._limit) if self.starting else max(MIN_SAMPLES, 2 * self._limit)):
             self._close()
             self._open(now)
 
@@ -147,7 +153,7 @@ class Limit:
             self._until_probe = 1
 
     def _adjust(self, slower: float) -> None:
-        if self._starting and slower < log(TOLERANCE) and self._limit < self._ceiling:
+        if self._starting and slower < log(TOLERANCE) and self._limit < self.ceiling:
             self._set(2 * self._limit)
             return
         self._starting = False
@@ -167,4 +173,4 @@ class Limit:
             self._set(self._limit * PROBE_SHARE)
 
     def _set(self, limit: float) -> None:
-        self._limit = min(float(self._ceiling), max(float(self._floor), limit))
+        self._limit = min(float(self.ceiling), max(float(self._floor), limit))

@@ -7,7 +7,8 @@ class that waits behind the first, by turns, and every class may hold `RESERVE` 
 The room: `PER_PLACE` for each place, as long as it is a burst. A queue that has not got empty for as long as an answer
 takes is no burst but overload, and waiting in it buys nothing: then there is room for `STANDING_PER_PLACE`, and `KEPT`
 times that for those who wait already (the idea of CoDel, as Facebook has it in its servers: Maurer, "Fail at Scale",
-ACM Queue 13(8), 2015).
+ACM Queue 13(8), 2015). Who would wait less than `UNNOTICED_S` is no reason to refuse anybody, as in CoDel's target: of
+fast answers more may wait. Nor is a queue before a limit that is still growing from its start overload.
 
 Who goes where there is no room: the last of the lowest class that holds more than its reserve, if the newcomer is of a
 higher one, or its own holds less than its reserve; else the last of the tenant that waits most often in the newcomer's
@@ -27,6 +28,7 @@ PER_PLACE = 4  # of a burst nobody waits longer than four answers take
 STANDING_PER_PLACE = 0.5
 KEPT = 3  # with 1, 1.8 % of those refused at three times the capacity had waited (make bench-overload)
 AT_LEAST = 4  # may wait in any case: with few places a share of them is nobody
+UNNOTICED_S = 0.05  # a fourth to a half of what the fastest models take for an answer
 STANDING_S = 0.1  # no queue younger than this is a standing one, however fast the answers are: Maurer's N
 RESERVE = 1 / 8  # with three classes and room for `AT_LEAST`, one class always holds more
 YIELD_EVERY = 8
@@ -52,14 +54,21 @@ class Waiting:
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
-    def room(self, places: int, now: float, hold_s: float | None) -> int:
+    def room(self, places: int, now: float, hold_s: float | None, *, ceiling: int = 0, starting: bool = False) -> int:
         """How many may wait for `places`, each held for `hold_s` seconds as a rule; None: not known yet. To be asked
-        for each newcomer. What was empty for a moment, because many places came free at once, is no new burst."""
+        for each newcomer. What was empty for a moment, because many places came free at once, is no new burst.
+        `ceiling`: how many places there may be at most; `starting`: their number says nothing yet."""
         interval = max(STANDING_S, hold_s or 0.0)
         if not len(self) and now - self._emptied > interval:
             self._since = now
-        standing = hold_s is not None and now - self._since > interval
-        return max(AT_LEAST, int(places * (STANDING_PER_PLACE if standing else PER_PLACE)))
+        most = max(places, ceiling) * PER_PLACE
+        if hold_s is None or starting:
+            return max(AT_LEAST, most)
+        unnoticed = UNNOTICED_S / max(
+            hold_s, UNNOTICED_S / most
+        )  # answers in one place that nobody notices waiting for
+        per_place = STANDING_PER_PLACE if now - self._since > interval else PER_PLACE
+        return max(AT_LEAST, min(most, int(places * max(per_place, unnoticed))))
 
     def ahead(self, priority: Priority, due: float = inf) -> int:
         """How many would have their turn before such a newcomer."""

@@ -229,3 +229,15 @@ async def test_adaptive_off_sends_as_many_as_the_configuration_says(upstream: Up
     backend = {"adapter": "openai", "url": upstream.url, "max_concurrency": 64, "adaptive": "off"}
     async with gateway_of(config_of(tmp_path, {"main": backend}), BOTH_CACHES) as served:
         assert served.gateway.parts.pools["main"].crowd.limit == 64
+
+
+async def test_clients_within_the_configured_concurrency_are_never_refused(upstream: Upstream, tmp_path: Path) -> None:
+    """The limit starts below what the configuration allows, and a queue of fast answers never gets empty."""
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with gateway_of(config) as served:
+
+        async def client(number: int) -> list[int]:
+            return [(await served.chat(f"question {number} {i}")).status for i in range(8)]
+
+        statuses = await asyncio.gather(*(client(number) for number in range(60)))
+    assert {status for of_client in statuses for status in of_client} == {200}

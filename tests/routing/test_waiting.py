@@ -148,3 +148,18 @@ def test_who_has_left_is_not_taken() -> None:
     waiting = waiting_of(first, second)
     assert waiting.remove(first, 0.0) and not waiting.remove(first, 0.0)
     assert taken(waiting) == [1]
+
+
+def test_nobody_is_refused_for_a_wait_that_nobody_notices() -> None:
+    """The limit of a backend that answers in a millisecond may be low: its queue is, too, in time."""
+    waiting = Waiting()
+    waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
+    assert waiting.room(16, 10.0, 0.001, ceiling=64) == 64 * PER_PLACE, "standing for long, and at an end in 16 ms"
+    assert waiting.room(16, 10.0, 0.02, ceiling=64) == 40, "those who wait no longer than 50 ms"
+    assert waiting.room(16, 10.0, 1.0, ceiling=64) == 8
+
+
+def test_a_limit_that_is_still_growing_is_no_sign_of_overload() -> None:
+    waiting = Waiting()
+    waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
+    assert waiting.room(16, 100.0, 1.0, ceiling=64, starting=True) == 64 * PER_PLACE
