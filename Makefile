@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD_ENV := .venv-build
 TRITON_ENV := .venv-triton
+QUALITY_ENV := .venv-quality
+TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-promise bench-hedging bench-overload bench-jobs bench-kserve quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -54,9 +56,6 @@ bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a
 bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
 	@$(BIN)/python -m bench.kserve
 
-bench-promise: $(STAMP)  ## latency budgets kept against load, beside an oracle (6 minutes)
-	@$(BIN)/python -m bench.promise
-
 bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
 
@@ -69,23 +68,38 @@ bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears
 bench-jobs: $(STAMP)  ## jobs a second, and how long one takes from 202 to its answer (half a minute)
 	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
 
-# EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
-# banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.
-QUALITY_ENV := .venv-quality
-SEEDS ?= 10
-quality: setup  ## what is served, how much of it is wrong, whether promises are kept (docs/quality.md)
+$(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
 	@test -x $(QUALITY_ENV)/bin/pip || $(BIN)/python -m venv $(QUALITY_ENV)
 	@$(QUALITY_ENV)/bin/pip install -q --disable-pip-version-check -r quality/requirements.txt
+	@touch $@
+
+$(TRAIN_ENV)/.requirements: training/requirements.txt $(STAMP)
+	@test -x $(TRAIN_ENV)/bin/pip || $(BIN)/python -m venv $(TRAIN_ENV)
+	@$(TRAIN_ENV)/bin/pip install -q --disable-pip-version-check -r training/requirements.txt
+	@touch $@
+
+# EVAL is the folder of the evaluation tools; without it nothing is drawn of quality against the large model's share.
+# Scores of subjects that were held out take training, in an environment of its own.
+MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
+OUTCOMES = $(EVAL)/data/routellm_outcomes.jsonl.gz
+bench-routing: setup $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## quality against the large model's share, latency budgets kept against load (8 minutes, idle machine)
+ifdef EVAL
+	@$(TRAIN_ENV)/bin/python -m training.held_out --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
+endif
+	@$(BIN)/python -m bench.routing --tools $(QUALITY_ENV)/bin/python --picture build/routing.png \
+	  $(if $(EVAL),--scores build/routing/scores.json)
+	@$(if $(EVAL),cp build/routing.png docs/images/routing.png)
+
+# EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
+# banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.
+SEEDS ?= 10
+quality: setup $(QUALITY_ENV)/.requirements  ## what is served, how much of it is wrong, whether promises are kept (docs/quality.md)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m quality --seeds $(SEEDS) --tools $(QUALITY_ENV)/bin/python \
 	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(VERIFIER),--verifier $(VERIFIER)) --picture $(if $(EVAL),docs/images,build)/quality.svg
 
 # BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, EVAL the folder of the evaluation tools.
-MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
-TRAIN_ENV := .venv-training
-train: setup  ## train the verifier anew: make train BANKING=... CLINC=... EVAL=...
-	@test -x $(TRAIN_ENV)/bin/pip || $(PYTHON) -m venv $(TRAIN_ENV)
-	@$(TRAIN_ENV)/bin/pip install -q -r training/requirements.txt
+train: setup $(TRAIN_ENV)/.requirements  ## train the verifier anew: make train BANKING=... CLINC=... EVAL=...
 	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
 	@$(TRAIN_ENV)/bin/python -m training.prior --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
 	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) \

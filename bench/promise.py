@@ -2,12 +2,11 @@
 alone, half of each at random, and nearhit. A real gateway before two endpoints on real sockets, each with workers, one
 queue, and service times that are drawn once for each request (lognormal); requests come when they come (Poisson).
 
-`make bench-promise`
+`make bench-routing` runs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -15,8 +14,8 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvloop
@@ -27,10 +26,13 @@ from bench.servers import BODY
 
 LOADS = (0.3, 0.7, 1.0, 1.5)  # of what the large one can bear
 WARM = 0.2  # share of the requests that are not counted: the gateway has to see the backends first
+# The tightest budgets are 60 ms, and a light answer takes 30: from here on it is the machine that breaks them.
+STARVED_S = 0.015
+HALF = "half of each"
 MODES = {
     "light alone": "backend: light",
     "large alone": "backend: large",
-    "half of each": "backend: large",
+    HALF: "backend: large",
     "nearhit": "light: light, large: large, escalate_above: 0",
     "nearhit, each request": "light: light, large: large, escalate_above: 0, confidence_of: request",
 }
@@ -62,7 +64,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        async with await asyncio.start_server(self._connection, "127.0.0.1", self.port):
+        async with await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=4096):
             yield
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,34 +148,65 @@ async def one_run(
         to_light = half and draw.random() < 0.5
         head = await client.ask(number, arrival.budget_s, "light" if to_light else "no")
         took = loop.time() - sent
-        if not head.startswith(b"http/1.1 200"):
-            raise AssertionError(head.decode())
-        return b"x-nearhit-backend: large" in head, possible, took <= arrival.budget_s
+        answered = head.startswith(b"http/1.1 200")
+        return b"x-nearhit-backend: large" in head, possible, answered and took <= arrival.budget_s, answered
 
     return await asyncio.gather(*(one(number, arrival) for number, arrival in enumerate(arrivals)))
 
 
-Row = tuple[bool, bool, bool]
-"""Asked the large one, was it possible, was it in time."""
+Row = tuple[bool, bool, bool, bool]
+"""Asked the large one, was it possible, was it in time, was it an answer at all."""
 
 
-async def one_mode(mode: str, scenario: Scenario, count: int, seed: int) -> list[Outcome]:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One mode under one load. `lag_s`: by which 99 % of the requests were sent late at most, in the best of `tries`.
+    `failed`: requests that got an error, none of which is in time."""
+
+    mode: str
+    load: float
+    outcome: Outcome
+    lag_s: float
+    tries: int
+    failed: int = 0
+
+    @property
+    def starved(self) -> bool:
+        """Whether the machine was short of processors, so that requests waited where no gateway can see it."""
+        return self.lag_s > STARVED_S
+
+
+async def one_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
+    """All loads on one gateway, the lightest first. A starved one is run again at once, `tries` times at most, and the
+    run with the least lag stands."""
     light, large = (Endpoint(free_port(), station) for station in scenario.stations())
-    found: list[Outcome] = []
-    late: list[str] = []
+    found: list[Cell] = []
     async with light.serving(), large.serving():
         with gateway(light.port, large.port, MODES[mode]) as port:
             client = Client(port)
             for load in LOADS:
-                arrivals = drawn(scenario, load, count, seed)
-                lags: list[float] = []
-                rows = await one_run(client, light, large, arrivals, mode == "half of each", lags)
-                late.append(f"{1e3 * sorted(lags)[int(0.99 * len(lags))]:.0f}")
-                found.append(outcome(rows[int(WARM * len(rows)) :]))
+                best: Cell | None = None
+                for tried in range(1, tries + 1):
+                    cell = await _cell(mode, load, tried, client, (light, large), drawn(scenario, load, count, seed))
+                    best = cell if best is None or cell.lag_s < best.lag_s else best
+                    best = replace(best, tries=tried)
+                    if not best.starved:
+                        break
+                assert best is not None
+                found.append(best)
             for _, writer in client.idle:
                 writer.close()
-    print(f"{mode}: this program's own clock was late by {', '.join(late)} ms (p99 a load)", flush=True)
     return found
+
+
+async def _cell(
+    mode: str, load: float, tried: int, client: Client, endpoints: tuple[Endpoint, Endpoint], arrivals: list[Arrival]
+) -> Cell:
+    lags: list[float] = []
+    rows = await one_run(client, *endpoints, arrivals, mode == HALF, lags)
+    lag = sorted(lags)[int(0.99 * len(lags))]
+    counted = rows[int(WARM * len(rows)) :]
+    return Cell(mode, load, outcome(row[:3] for row in counted), lag, tried, sum(not row[3] for row in counted))
 
 
 def drawn(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
@@ -181,38 +214,12 @@ def drawn(scenario: Scenario, load: float, count: int, seed: int) -> list[Arriva
     return scenario.arrivals(load, count, random.Random(f"{seed} {load}"))
 
 
-def table(scenario: Scenario, results: dict[str, list[Outcome]], count: int, seed: int) -> str:
-    best = [oracle(scenario, drawn(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
-    lines = [
-        f"light {1e3 * scenario.light[0]:.0f} ms x {scenario.light[1]}, large {1e3 * scenario.large[0]:.0f} ms x "
-        f"{scenario.large[1]} (median, workers), spread {scenario.spread}, budgets {scenario.budgets[0]:g} to "
-        f"{scenario.budgets[1]:g} s, {count} requests a cell, the first {WARM:.0%} not counted",
-        f"{'load, of what large can bear':<32}" + "".join(f"{load:>16.1f}" for load in LOADS),
-        f"{'oracle, large used':<32}" + "".join(f"{share:>16.1%}" for share in best),
-    ]
-    for mode, found in results.items():
-        cells = "".join(f"{f'{o.kept:.1%} / {o.large:.1%}':>16}" for o in found)
-        lines.append(f"{mode:<32}{cells}")
-    lines.append("each cell: budgets kept, of those that could be / requests that the large one answered")
-    return "\n".join(lines)
+def best_shares(scenario: Scenario, count: int, seed: int) -> list[float]:
+    """Of the large model, by load: an oracle's, for the requests that count."""
+    return [oracle(scenario, drawn(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="make bench-promise", description=__doc__)
-    parser.add_argument("--requests", type=int, default=1500, help="a load, where the gateway has to learn")
-    parser.add_argument("--spread", type=float, default=0.3, help="standard deviation of the logarithm")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
-    arguments = parser.parse_args()
-    scenario = Scenario((0.03, 8), (0.15, 16), arguments.spread, (0.06, 0.75))
-    results = {
-        mode: uvloop.run(
-            one_mode(mode, scenario, arguments.requests if mode in LEARNS else arguments.requests // 3, arguments.seed)
-        )
-        for mode in arguments.modes
-    }
-    print(table(scenario, results, arguments.requests, arguments.seed))
-
-
-if __name__ == "__main__":
-    main()
+def measured(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
+    """`count`: requests a load, where the gateway has to learn; a third of it elsewhere."""
+    for mode in modes:
+        yield uvloop.run(one_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))

@@ -34,10 +34,13 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     """Raises `BadRequest` where the file is no request, and whatever the reading of the configuration raises."""
     config = load_config(config_path, environ)
     policy = load_policy(config.policies, config)
-    request, call = request_of(read_request(path), SystemClock(), str(path))
+    value, clock = read_request(path), SystemClock()
+    _, call = request_of(value, clock, str(path))
+    embedding, complexity = await _embedded(config, call)
+    # Anew: that the model was loaded here is nothing that a request's budget is spent on.
+    request, call = request_of(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     request = routed(request, request.body, call, route)
-    embedding, complexity = await _embedded(config, call)
     decision = await _decide(config, environ, route, replace(request, embedding=embedding), complexity)
     return explanation_of(request, call, route, embedding, decision, None)
 

@@ -13,6 +13,7 @@ from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Embedding, Request
+from gateway.policy.limits import Limits
 from gateway.policy.model import Route, Target
 from gateway.ports import Clock
 from gateway.routing.choice import Decision
@@ -44,10 +45,15 @@ class Explanation:
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
     rule: str = ""  # what the thresholds come from where they follow the traffic, as the policy has it
+    to_hold_share: bool = False  # sent otherwise than the threshold says, so that `large_share` holds
     tiers: tuple[str, ...] = ()  # lightest first, with the parts of those whose calls are divided
     tried_first: str | None = None  # the backend whose answer is checked before the others are asked
+    trial_skipped: bool = False  # nobody is tried first, for want of time
     cascade: str | None = None
     shadow: str | None = None
+    limits: tuple[str, ...] = ()  # of the route; whether there is room within them is not asked
+    if_late: str | None = None  # what becomes of the request where nobody is in time
+    budgets: Mapping[str, Any] | None = None  # what is left of them, in seconds, as `Remaining`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
 
     def as_json(self) -> dict[str, Any]:
@@ -64,31 +70,57 @@ class Explanation:
             "semantic cache": self.semantic,
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
-            **({} if self.tried_first is None else {"tried first": f"{self.tried_first} ({self.cascade})"}),
+            **self._tried(),
             "backend": f"{self.backend} ({self.reason}{self._against()})",
             "then": ", ".join(self.fallbacks) or "nobody",
             **({} if self.shadow is None else {"shadow": self.shadow}),
+            **({"limits": f"{'; '.join(self.limits)} (what is left of them is not asked here)"} if self.limits else {}),
             **self._predicted(),
         }
         width = max(map(len, shown))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
 
     def _against(self) -> str:
+        if not self.thresholds:
+            return ""
         above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
-        follows = f" now, by {self.rule}" if self.rule else ""
-        return f", escalates above {above}{follows}" if above else ""
+        escalates = f"escalates above {above}" if self.thresholds[0] >= 0 else "escalates all"
+        if not self.rule:
+            return f", {escalates}"
+        held = ", otherwise here so that the share holds" if self.to_hold_share else ""
+        return f", {escalates} {'at a start' if self.outlook is None else 'now'}, by {self.rule}{held}"
+
+    def _tried(self) -> dict[str, str]:
+        if self.tried_first is not None:
+            return {"tried first": f"{self.tried_first} ({self.cascade})"}
+        return {"tried first": "nobody, for want of time"} if self.trial_skipped else {}
 
     def _predicted(self) -> dict[str, str]:
+        left = _left(self.budgets)
         if self.outlook is None:
-            return {}
-        left = {name.removesuffix("_s"): f"{value:.3g} s" for name, value in self.outlook["left"].items() if value}
+            return (
+                {"budgets left": f"{left} (what backends take only a running gateway knows: --admin)"} if left else {}
+            )
         shown = {
-            "budgets left": ", ".join(f"{name} {value}" for name, value in left.items()) or "none given",
+            "budgets left": left or "none given",
             "asked of predictions": f"{self.outlook['confidence']:.0%} confidence",
         }
         for name, prediction in self.outlook["backends"].items():
             shown[f"predicted, {name}"] = "nothing recent is known" if prediction is None else _seconds(prediction)
-        return shown | ({"in time": "nobody, by these predictions"} if self.late else {})
+        return shown | ({"in time": f"nobody, by these predictions: {self.if_late}"} if self.late else {})
+
+
+LATE = {
+    "soonest": "who is least late is asked",
+    "light": "the lightest is asked",
+    "stale": "an exact answer past its time is served if there is one, otherwise who is least late is asked",
+    "refuse": "refused with 504, nobody is asked",
+}
+
+
+def _left(budgets: Mapping[str, Any] | None) -> str:
+    given = {} if budgets is None else {name: left for name, left in budgets.items() if left is not None}
+    return ", ".join(f"{name.removesuffix('_s')} {left:.3g} s" for name, left in given.items())
 
 
 def _seconds(prediction: Mapping[str, float]) -> str:
@@ -143,6 +175,7 @@ def explanation_of(
     request: Request, call: Call, route: Route, embedding: Embedding | None, decision: Decision, outlook: Outlook | None
 ) -> Explanation:
     """`request` with all that its route decides; `outlook` None where no latencies are known."""
+    bounded = request.trace.outlook
     return Explanation(
         route=route.name,
         file=route.file,
@@ -158,6 +191,7 @@ def explanation_of(
         complexity=request.trace.complexity,
         thresholds=_thresholds(request, route),
         rule=_rule(route),
+        to_hold_share=_to_hold_share(request, route),
         backend=decision.backends[0],
         tier=decision.tier,
         fallbacks=decision.backends[1:],
@@ -165,8 +199,12 @@ def explanation_of(
         late=decision.late,
         tiers=_tiers(route.target),
         tried_first=decision.trial,
+        trial_skipped=decision.trial_skipped,
         cascade=_cascade(route.target),
         shadow=_shadow(route.target),
+        limits=tuple(_limit(rule) for rule in route.limits),
+        if_late=LATE[route.promise.late],
+        budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
     )
 
@@ -189,7 +227,7 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
 
 
 def _tiers(target: Target) -> tuple[str, ...]:
-    """None where there is one backend and nothing to tell."""
+    """Empty where there is one backend and nothing to tell."""
     shown = [
         f"{tier.name}: {', '.join(f'{part.backend} {100 * part.share:g}%' for part in tier.parts) or tier.backend}"
         for tier in target.tiers
@@ -215,4 +253,23 @@ def _thresholds(request: Request, route: Route) -> tuple[float, ...]:
 
 def _rule(route: Route) -> str:
     key, value = rule_of(route.target)
-    return "" if key == "escalate_above" else f"{key}: {value:.4g}"
+    if isinstance(value, tuple) or key == "escalate_above":
+        return ""
+    return f"{key}: {100 * value:g}%" if key == "large_share" else f"{key}: {value:g}"
+
+
+def _to_hold_share(request: Request, route: Route) -> bool:
+    wish, score = request.trace.wish, request.trace.complexity
+    if wish is None or score is None or route.target.large_share is None:
+        return False
+    return wish.large != (score > wish.threshold)
+
+
+def _limit(rule: Limits) -> str:
+    said = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
+    if rule.concurrency is not None:
+        said.append(f"{rule.concurrency} at once")
+    if rule.large_share is not None:
+        said.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
+    said += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
+    return f"{', '.join(said)} for each {rule.per}" if rule.per != "route" else f"{', '.join(said)} for the route"

@@ -221,18 +221,26 @@ def saved(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, A
     (directory / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
+FloatsOf = dict[str, FloatArray]
+
+
+def held_out(seen: Outcomes, given: Graded, rarity: Commonness, fold: npt.NDArray[np.int_]) -> FloatsOf:
+    """By variant (n,): each prompt's score by weights that saw none of its fold."""
+    scores = {name: np.zeros(len(fold)) for name in VARIANTS}
+    for at in range(GROUPS):
+        weights, asked = trained(seen.at(fold != at), given, rarity), seen.at(fold == at)
+        for name in VARIANTS:
+            scores[name][fold == at] = scored(weights, asked, vectors=name == "vector")
+    return scores
+
+
 def tables(seen: Outcomes, given: Graded, rarity: Commonness) -> dict[str, Any]:
     """What scores are worth, for each way of holding out, with the embedding and without."""
     found = {}
     folds = {"leave-domains-out": grouped(seen.domains), "in-domain": gaps.random_folds(len(seen.light), GROUPS)}
     for how, fold in folds.items():
-        scores = {name: np.zeros(len(fold)) for name in VARIANTS}
-        for at in range(GROUPS):
-            weights, asked = trained(seen.at(fold != at), given, rarity), seen.at(fold == at)
-            for name in VARIANTS:
-                scores[name][fold == at] = scored(weights, asked, vectors=name == "vector")
-        for name in VARIANTS:
-            found[f"{how}, {name}"] = gaps.figures(scores[name], seen.light, seen.large, seen.prompts)
+        for name, scores in held_out(seen, given, rarity, fold).items():
+            found[f"{how}, {name}"] = gaps.figures(scores, seen.light, seen.large, seen.prompts)
     # Whether the open form's weights, which saw no outcome, are of use on outcomes at all.
     weights = trained(seen, given, rarity)
     rows = weights.open(seen.features[:, : len(NAMES)])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gateway.routing.reading import FloatArray
 
+Curve = tuple[FloatArray, FloatArray]
 RESAMPLES = 400
 BINS = 10
 
@@ -27,12 +28,23 @@ def random_folds(count: int, folds: int) -> npt.NDArray[np.int_]:
     return np.random.default_rng(0).permutation(count) % folds
 
 
-def apgr(score: FloatArray, light: FloatArray, large: FloatArray) -> float:
-    """Area under the performance-gap-recovered curve over the share that the large model answers, in every step of it
-    (RouteLLM, Ong et al. 2024, section 4; `router_eval.py` takes ten steps). By chance .5."""
+def curve(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> Curve:
+    """The part of the gap between both models that is recovered where the prompts of the highest scores go to the large
+    one -> (shares of the large model, recovered parts), from none to all of them: at every prompt, or at so many even
+    steps. Equal scores keep the order in which they are given."""
     gain = (large - light)[np.argsort(-score, kind="stable")]
     recovered = np.concatenate([[0.0], np.cumsum(gain)]) / gain.sum()
-    return float(np.trapezoid(recovered, np.linspace(0, 1, len(recovered))))
+    shares = np.linspace(0, 1, len(recovered))
+    if steps is None:
+        return shares, recovered
+    at = np.round(np.linspace(0, len(gain), steps + 1)).astype(int)
+    return shares[at], recovered[at]
+
+
+def apgr(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> float:
+    """Area under that curve (RouteLLM, Ong et al. 2024, section 4; `router_eval.py` takes ten steps). By chance .5."""
+    shares, recovered = curve(score, light, large, steps)
+    return float(np.trapezoid(recovered, shares))
 
 
 def interval(statistic: Callable[[npt.NDArray[np.int_]], float], count: int) -> tuple[float, float]:

@@ -1,0 +1,161 @@
+"""What routing is worth: how much of the gap between a light and a large model is recovered with how much of the large
+one, on recorded outcomes; and how many latency budgets are kept with how much of it, against load, over real sockets.
+
+`make bench-routing`, or `make bench-routing EVAL=folder` with the first part; prints tables, and writes
+build/routing.json and build/routing.png. The second part takes six minutes and wants an idle machine: where requests
+were sent late because processors were short it is run again, and marked where that did not help.
+
+What does not run now is taken from the last run: `--only promise --modes "large alone"` measures one row again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench import recovered
+from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measured
+from bench.queues import Outcome, Scenario
+
+SECTIONS = ("curve", "promise")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench-routing", description=__doc__)
+    parser.add_argument("--scores", type=Path, help="what training.held_out wrote; without it no curve")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--requests", type=int, default=1500, help="a load, where the gateway has to learn")
+    parser.add_argument("--spread", type=float, default=0.3, help="standard deviation of the logarithm")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tries", type=int, default=3, help="of a load, while processors are short")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--tools", default=sys.executable, help="Python with matplotlib")
+    parser.add_argument("--folder", type=Path, default=Path("build"), help="for routing.json")
+    parser.add_argument("--picture", type=Path, help="draw here; without it nothing is drawn")
+    return parser
+
+
+def curve_section(scores: Path) -> dict[str, Any]:
+    seen = recovered.load(scores)
+    curves, points = recovered.curves(seen), recovered.reached(seen, seen.scores[recovered.HELD_OUT])
+    print(f"# Quality against the large model's share: {len(seen.light)} prompts, light {seen.light.mean():.1%} right, "
+          f"large {seen.large.mean():.1%}\n")  # fmt: skip
+    print(curve_table(curves), "\n")
+    print(reached_table(points), flush=True)
+    shown = [asdict(point) | {"furthest": None if math.isnan(point.furthest) else point.furthest} for point in points]
+    return {"prompts": len(seen.light), "curves": [asdict(curve) for curve in curves], "reached": shown}
+
+
+def curve_table(curves: Sequence[recovered.Curve]) -> str:
+    lines = [f"{'score':<16}{'APGR':>7}{'95 %':>17}{'at 10 %':>10}{'at 30 %':>10}{'at 50 %':>10}"]
+    for curve in curves:
+        at = "".join(f"{curve.at(share):>10.1%}" for share in recovered.SHARES)
+        lines.append(f"{curve.name:<16}{curve.apgr:>7.3f}{f'[{curve.low:.3f}, {curve.high:.3f}]':>17}{at}")
+    lines.append(
+        "at 10 %: part of the gap that is recovered where the large model answers 10 %. held out: weights that saw no\n"
+        "subject of the same group. shipped: the gateway's own; they were fitted on these very prompts if these are\n"
+        "RouteLLM's, so that their curve flatters"
+    )
+    return "\n".join(lines)
+
+
+def reached_table(points: Sequence[recovered.Reached]) -> str:
+    lines = [f"{'policy (held-out scores)':<26}{'audited':>9}{'large':>9}{'furthest':>10}{'kept':>9}{'worst':>9}"
+             f"{'recovered':>11}"]  # fmt: skip
+    for point in points:
+        furthest = "" if math.isnan(point.furthest) else f"{100 * point.furthest:.1f} pts"
+        lines.append(f"{point.rule:<26}{point.audited:>9.0%}{point.large:>9.1%}{furthest:>10}{point.kept:>9.1%}"
+                     f"{point.worst_kept:>9.1%}{point.recovered:>11.1%}")  # fmt: skip
+    lines.append(
+        f"all prompts in {recovered.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
+        f"furthest:\nfrom the share asked for, over any {recovered.IN_A_ROW} in a row. kept: of the prompts at which "
+        "the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: in the "
+        "worst order. recovered: of\nthe gap, which is less where the large model is worse"
+    )
+    return "\n".join(lines)
+
+
+def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
+    scenario = Scenario((0.03, 8), (0.15, 16), given.spread, (0.06, 0.75))
+    setting = {"scenario": asdict(scenario), "requests": given.requests, "seed": given.seed}
+    best = best_shares(scenario, given.requests, given.seed)
+    cells = kept_cells(before, setting, given.modes)
+    print(
+        f"\n# Budgets kept against load, of those that could be; load average {os.getloadavg()[0]:.1f} at the start\n"
+    )
+    for found in measured(given.modes, scenario, given.requests, given.seed, given.tries):
+        cells += found
+        said = ", ".join(_lag(cell) for cell in found)
+        print(f"  {found[0].mode}: 99 % of the requests were sent at most so many ms late: {said}", flush=True)
+    cells.sort(key=lambda cell: (list(MODES).index(cell.mode), cell.load))
+    print("\n" + promise_table(scenario, cells, best, given.requests), flush=True)
+    shown = [asdict(cell) | {"starved": cell.starved} for cell in cells]
+    return {**setting, "loads": LOADS, "oracle_large": best, "cells": shown}
+
+
+def kept_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
+    """What an earlier run of the same setting found for modes that do not run now."""
+    if {name: before.get(name) for name in setting} != json.loads(json.dumps(setting)):
+        return []
+    return [
+        Cell(cell["mode"], cell["load"], Outcome(**cell["outcome"]), cell["lag_s"], cell["tries"], cell["failed"])
+        for cell in before["cells"]
+        if cell["mode"] not in modes
+    ]
+
+
+def _lag(cell: Cell) -> str:
+    tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
+    return f"{1e3 * cell.lag_s:.0f}{tries}" + (f", {cell.failed} requests failed" if cell.failed else "")
+
+
+def promise_table(scenario: Scenario, cells: Sequence[Cell], best: Sequence[float], count: int) -> str:
+    lines = [
+        f"light {1e3 * scenario.light[0]:.0f} ms x {scenario.light[1]}, large {1e3 * scenario.large[0]:.0f} ms x "
+        f"{scenario.large[1]} (median, workers), spread {scenario.spread}, budgets {scenario.budgets[0]:g} to "
+        f"{scenario.budgets[1]:g} s, {count} requests a cell of nearhit, the first {WARM:.0%} not counted",
+        f"{'load, of what large can bear':<32}" + "".join(f"{load:>17.1f}" for load in LOADS),
+        f"{'oracle, large used':<32}" + "".join(f"{share:>17.1%}" for share in best),
+    ]
+    for mode in dict.fromkeys(cell.mode for cell in cells):
+        shown = [
+            f"{cell.outcome.kept:.1%} / {cell.outcome.large:.1%}{'*' if cell.starved else ' '}"
+            for cell in cells
+            if cell.mode == mode
+        ]
+        lines.append(f"{mode:<32}" + "".join(f"{text:>17}" for text in shown))
+    lines.append("each cell: budgets kept, of those that could be / requests that the large one answered")
+    if any(cell.starved for cell in cells):
+        lines.append(
+            f"*: measured on a starved machine, 1 % of the requests was sent {1e3 * STARVED_S:.0f} ms late or more"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    given = parser().parse_args()
+    target = given.folder / "routing.json"
+    found: dict[str, Any] = json.loads(target.read_text("utf-8")) if target.exists() else {}
+    if "curve" in given.only and given.scores is not None:
+        found["curve"] = curve_section(given.scores)
+    elif "curve" in given.only:
+        print("No EVAL is given: nothing recorded to draw quality against the large model's share from.")
+    if "promise" in given.only:
+        found["promise"] = promise_section(given, found.get("promise", {}))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\nThese figures are in {target}.")
+    if given.picture is not None:
+        subprocess.run([given.tools, "-m", "bench.routing_picture", str(target), str(given.picture)], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Scores of complexity for recorded outcomes, for `make bench-routing`.
+
+`python -m training.held_out --outcomes JSONL.GZ --model DIR --out JSON`. Needs scikit-learn, as all training does;
+three minutes.
+
+`held_out`: by weights that saw no prompt of the same group of subjects. `shipped`: by the gateway's own weights, which
+were fitted on RouteLLM's outcomes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.routing.complexity import load_weights
+from gateway.routing.reading import Commonness
+from training import gaps
+from training.complexity import common_words, graded, grouped, held_out, outcomes, scored
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outcomes", type=Path, required=True, help="routellm_outcomes.jsonl.gz")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the embedding model")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    encoder = OnnxEncoder(arguments.model, threads=2)
+    rarity = Commonness(common_words(arguments.model))
+    seen = outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
+    scores = {
+        "held_out": held_out(seen, graded(encoder, rarity), rarity, grouped(seen.domains))["vector"],
+        "shipped": scored(load_weights(), seen),
+        "light": seen.light,
+        "large": seen.large,
+    }
+    length = [len(prompt) for prompt in seen.prompts]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({**{k: v.round(6).tolist() for k, v in scores.items()}, "length": length}))
+
+
+if __name__ == "__main__":
+    main()
