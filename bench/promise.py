@@ -100,7 +100,7 @@ class Client:
 
     async def ask(self, number: int, budget_s: float, half: str) -> bytes:
         """-> the answer's head, in lower case."""
-        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await self._connection()
         sent = body(f"number {number}.")
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -110,6 +110,14 @@ class Client:
         answer, _ = await _message(reader)
         self.idle.append((reader, writer))
         return answer
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():  # the gateway closes what has long been idle
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self.port)
 
 
 @contextlib.contextmanager

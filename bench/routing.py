@@ -16,7 +16,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -83,22 +83,20 @@ def reached_table(points: Sequence[recovered.Reached]) -> str:
     return "\n".join(lines)
 
 
-def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
+def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What there is after each mode, so that nothing measured is lost."""
     scenario = Scenario((0.03, 8), (0.15, 16), given.spread, (0.06, 0.75))
     setting = {"scenario": asdict(scenario), "requests": given.requests, "seed": given.seed}
     best = best_shares(scenario, given.requests, given.seed)
     cells = kept_cells(before, setting, given.modes)
-    print(
-        f"\n# Budgets kept against load, of those that could be; load average {os.getloadavg()[0]:.1f} at the start\n"
-    )
+    print(f"\n# Budgets kept against load; {os.getloadavg()[0]:.1f} processes wanted a processor at the start\n")
     for found in measured(given.modes, scenario, given.requests, given.seed, given.tries):
-        cells += found
+        cells = sorted([*cells, *found], key=lambda cell: (list(MODES).index(cell.mode), cell.load))
         said = ", ".join(_lag(cell) for cell in found)
         print(f"  {found[0].mode}: 99 % of the requests were sent at most so many ms late: {said}", flush=True)
-    cells.sort(key=lambda cell: (list(MODES).index(cell.mode), cell.load))
+        shown = [asdict(cell) | {"starved": cell.starved} for cell in cells]
+        yield {**setting, "loads": LOADS, "oracle_large": best, "cells": shown}
     print("\n" + promise_table(scenario, cells, best, given.requests), flush=True)
-    shown = [asdict(cell) | {"starved": cell.starved} for cell in cells]
-    return {**setting, "loads": LOADS, "oracle_large": best, "cells": shown}
 
 
 def kept_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
@@ -148,10 +146,11 @@ def main() -> None:
         found["curve"] = curve_section(given.scores)
     elif "curve" in given.only:
         print("No EVAL is given: nothing recorded to draw quality against the large model's share from.")
-    if "promise" in given.only:
-        found["promise"] = promise_section(given, found.get("promise", {}))
     given.folder.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(found, indent=1) + "\n")
+    if "promise" in given.only:
+        for part in promise_section(given, found.get("promise", {})):
+            target.write_text(json.dumps({**found, "promise": part}, indent=1) + "\n")
     print(f"\nThese figures are in {target}.")
     if given.picture is not None:
         subprocess.run([given.tools, "-m", "bench.routing_picture", str(target), str(given.picture)], check=True)
