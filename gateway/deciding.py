@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.escalations import Escalations
@@ -62,9 +63,14 @@ class Deciding:
         request.trace.complexity = score
         request.trace.wish = self._escalations.wish(self._route.name, target, score)
         if request.light_only:
-            lightest = Decision((target.tiers[0].backend,), target.tiers[0].name, Choice.LIMIT)
-            return with_fallbacks(lightest, target, beyond=False)
+            return with_fallbacks(self._lightest(request, target), target, beyond=False)
         return with_fallbacks(self._choose(request, target, score), target)
+
+    def _lightest(self, request: Request, target: Target) -> Decision:
+        """It alone: whether it is in time is asked of it as of any other."""
+        first = target.tiers[0]
+        alone = replace(target, tiers=(first,), escalate_above=(), large_share=None, quality=None, cascade=None)
+        return replace(self._choose(request, alone, 0.0), tier=first.name, reason=Choice.LIMIT)
 
     def _passing(self, request: Request, target: Target) -> str | None:
         """Who is asked for what no dialect reads: of the HTTP backends one of the client's own protocol."""

@@ -187,6 +187,16 @@ def not_large(asked: Sequence[Asked], taken: Taken) -> list[Return]:
     return [Return("part", a.demand.key) for a, t in told if isinstance(a.demand, Part) and t.ok]
 
 
+def not_asked(asked: Sequence[Asked], taken: Taken) -> list[Return]:
+    """Of a request that was put to no backend: it was no call, and none of a large model."""
+    calls = [
+        Return("pace", a.demand.key, -a.demand.cost_us)
+        for a in asked
+        if isinstance(a.demand, Paced) and a.limit == "requests"
+    ]
+    return calls + not_large(asked, taken)
+
+
 def _soft(demand: Demand) -> bool:
     return isinstance(demand, Part) or (isinstance(demand, Spend) and demand.soft)
 

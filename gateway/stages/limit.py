@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway.bodies import Guarded, with_end
 from gateway.credentials import key_of
-from gateway.errors import LimitReached
+from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.messages import Call, Event, EventStream, Request, Response, Usage, Whole
 from gateway.pipeline import Handler
 from gateway.policy.limits import Per
@@ -22,6 +22,7 @@ from gateway.routing.limiting import (
     asked_of,
     headers_of,
     light_only,
+    not_asked,
     not_large,
     refused,
     requests_of,
@@ -97,6 +98,10 @@ class Limit:
         account = _Account(self, asked, grant)
         try:
             response = await forward(replace(request, light_only=held is not None, metered=True))
+        except (OutOfTime, StaleWanted):
+            self._quotas.give_back(grant, not_asked(asked, grant.taken))
+            account.close(Estimate())
+            raise
         except Exception:
             account.close(Estimate())
             raise

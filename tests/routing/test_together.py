@@ -278,13 +278,13 @@ async def test_an_outage_of_the_large_model_is_made_up_for_by_a_handful_and_no_m
         assert 0.3 < large_part(after) <= 0.3 + 0.02 + 12 / 160
 
 
-async def test_a_refusal_by_budget_is_the_only_answer_and_nobody_is_asked_or_billed(tmp_path: Path) -> None:
+async def test_a_refusal_by_budget_is_the_only_answer_and_no_limit_counts_it(tmp_path: Path) -> None:
     route = f"{CANARY.replace('late: light', 'late: refuse')}, quality: 0.95"
-    policy = one_policy(route, "limits: {requests: 5/min}")
+    policy = one_policy(route, "limits: {requests: 3/min, large_share: 30%}")
     async with behind(tmp_path, policy, *NAMES, backends=PRICED) as (served, upstreams):
         for name in ("small", "big", "next"):
             observe(served, name, 70.0)
-        refused = [await served.chat(HARD, seed=seed) for seed in range(4)]
+        refused = [await served.chat(HARD, seed=seed) for seed in range(8)]
         assert {answer.status for answer in refused} == {504}
         assert [len(up.calls) for up in upstreams.values()] == [0] * len(NAMES)
         assert tally(served) == {}
