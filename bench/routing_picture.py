@@ -38,7 +38,8 @@ def draw_curves(axes: Any, said: dict[str, Any]) -> None:
         if point["audited"] == 0:
             where = (100 * point["large"], 100 * point["recovered"])
             axes.scatter(*where, color="#0b7a4b", s=22, zorder=3)
-            axes.annotate(point["rule"], where, (-5, 6), textcoords="offset points", fontsize=7, ha="right")
+            away, side = ((-5, 6), "right") if point["large"] > 0.2 else ((5, -10), "left")
+            axes.annotate(point["rule"], where, away, textcoords="offset points", fontsize=7, ha=side)
     axes.set(xlim=(0, 100), ylim=(0, TOP), xlabel="answered by the large model, %",
              ylabel="of the gap between both models recovered, %")  # fmt: skip
     axes.set_title(f"Quality against share: {said['prompts']} prompts, light and large recorded", fontsize=9)

@@ -289,6 +289,6 @@ async def test_explain_says_which_rule_decides_and_the_threshold_now(
         for _ in range(50):  # nothing of it counts
             async with served.session.post(served.admin_url + "/admin/explain", data=json.dumps(body)) as response:
                 found = await response.json()
-        assert found["rule"] == "large_share: 0.3"
+        assert found["rule"] == "large_share: 30%"
         assert found["thresholds"] == [pytest.approx(0.7, abs=0.06)]
         assert served.gateway.parts.escalations.of("default").state == (0, 0)
