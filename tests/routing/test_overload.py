@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.adapters.gate import Gate
+from gateway.explanation import request_of
 from gateway.precedence import Shed
 from gateway.routing.waiting import PER_PLACE
 from tests.fixtures.clock import FakeClock
@@ -231,13 +233,18 @@ async def test_adaptive_off_sends_as_many_as_the_configuration_says(upstream: Up
         assert served.gateway.parts.pools["main"].crowd.limit == 64
 
 
-async def test_clients_within_the_configured_concurrency_are_never_refused(upstream: Upstream, tmp_path: Path) -> None:
-    """The limit starts below what the configuration allows, and a queue of fast answers never gets empty."""
-    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
-    async with gateway_of(config) as served:
+async def test_a_queue_of_fast_answers_refuses_nobody_within_the_configured_concurrency() -> None:
+    """The limit starts below it, and with so many clients the queue never gets empty."""
+    clock = FakeClock()
+    gate = Gate("main", 64, 60.0, clock, adaptive=True)
+    request, _ = request_of({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, clock, "the test")
 
-        async def client(number: int) -> list[int]:
-            return [(await served.chat(f"question {number} {i}")).status for i in range(8)]
+    async def client() -> None:
+        for _ in range(20):
+            place = await gate.enter(request)
+            clock.advance(0.001 / 16)
+            await asyncio.sleep(0)
+            place.leave()
 
-        statuses = await asyncio.gather(*(client(number) for number in range(60)))
-    assert {status for of_client in statuses for status in of_client} == {200}
+    await asyncio.gather(*(client() for _ in range(60)))
+    assert (gate.crowd.inflight, gate.crowd.queued) == (0, 0)
