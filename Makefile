@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve quality train lock clean
+.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -67,6 +67,9 @@ bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears
 
 bench-jobs: $(STAMP)  ## jobs a second, and how long one takes from 202 to its answer (half a minute)
 	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
+
+bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits take meanwhile (a minute)
+	@$(BIN)/python -m bench.edge
 
 $(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
 	@test -x $(QUALITY_ENV)/bin/pip || $(BIN)/python -m venv $(QUALITY_ENV)

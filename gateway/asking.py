@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError, BackendFull
+from gateway.errors import BackendError, BackendFull, Unfit
 from gateway.messages import Choice, Request, Response, Usage
 from gateway.pool import Pool
 from gateway.ports import Clock
@@ -54,6 +54,9 @@ class Asking:
                 response = await pool.call(request)
             except BackendFull:  # told by the metrics alone: under load a line for each would be a load of its own
                 instead = instead or Choice.OVERLOADED
+                continue
+            except Unfit:  # expected of a small model: nothing to report
+                instead = instead or Choice.FALLBACK
                 continue
             except BackendError as error:
                 instead = instead or Choice.FALLBACK

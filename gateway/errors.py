@@ -123,6 +123,16 @@ class BackendFull(BackendError):
         self.retry_after_s = retry_after_s
 
 
+class Unfit(BackendError):
+    """The backend cannot do what this call asks, and says so before it begins: another one may be asked, and it says
+    nothing of the backend's health."""
+
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=400, sent=False)
+
+
 class GivenUp(BackendError):
     """An upstream was given up before its first byte, while another one could still answer in time."""
 

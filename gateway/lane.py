@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import partial
 
 from gateway.bodies import Guarded, with_end
-from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
@@ -130,6 +130,9 @@ class Lane:
             raise
         except GivenUp:  # for a client in a hurry: that says nothing of the upstream's health
             telemetry.backend_requests.add(name, "given_up")
+            raise
+        except Unfit:
+            telemetry.backend_requests.add(name, "unfit")
             raise
         except BackendError as error:
             self._fared(sent, ok=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.bodies import close_body
-from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, Unfit
 from gateway.messages import Request, Response
 from gateway.routing.retry import IDEMPOTENT, Again, after_answer, after_failure
 
@@ -18,6 +18,8 @@ def again(outcome: Outcome, request: Request, *, waits: bool) -> Again:
         whom, sent = after_answer(outcome.status, waits=waits), True
     elif isinstance(outcome, BackendFull):
         return Again.OTHERS
+    elif isinstance(outcome, Unfit):
+        return Again.NOBODY  # upstreams have the same models
     else:
         whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
         if isinstance(outcome, GivenUp):
@@ -31,7 +33,7 @@ def failed(outcome: Outcome) -> bool:
     """Whether it speaks against the upstream."""
     if isinstance(outcome, Response):
         return outcome.status >= 500
-    return not isinstance(outcome, BackendFull | GivenUp)
+    return not isinstance(outcome, BackendFull | GivenUp | Unfit)
 
 
 def repeatable(request: Request, *, sent: bool = True) -> bool:

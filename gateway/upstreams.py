@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 
 from gateway.adapters.http_backend import HttpBackend
 from gateway.adapters.http_session import open_session
+from gateway.adapters.onnx_backend import OnnxBackend
+from gateway.adapters.onnx_folder import ModelFolder
+from gateway.adapters.onnx_generator import Generator
+from gateway.adapters.onnx_reader import Classifier, Vectors
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.batching import Batching
-from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.upstreams import GrpcUpstream, HttpUpstream
 from gateway.lane import Lane, Upstream
 from gateway.parts import secret
@@ -27,7 +31,8 @@ def build_pools(
     telemetry: Telemetry,
     draw: Callable[[], float] = random.random,
 ) -> dict[str, Pool]:
-    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment."""
+    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment,
+    `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
     return {
         name: Pool(
             name,
@@ -41,23 +46,27 @@ def build_pools(
     }
 
 
-def reloads(section: OpenAIBackendConfig | TritonBackendConfig) -> bool:
+def reloads(section: BackendSection) -> bool:
     """Whether a dead model of it is loaded anew."""
     return isinstance(section, TritonBackendConfig) and section.reload
 
 
-def _rules(section: OpenAIBackendConfig | TritonBackendConfig) -> PoolRules:
+def _rules(section: BackendSection) -> PoolRules:
+    if isinstance(section, OnnxBackendConfig):
+        return PoolRules(attempts=1)  # what failed on this machine fails again
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
     return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
 
 
 def _upstreams(
     name: str,
-    section: OpenAIBackendConfig | TritonBackendConfig,
+    section: BackendSection,
     config: Config,
     environ: Mapping[str, str],
     clock: Clock,
 ) -> list[Upstream]:
+    if isinstance(section, OnnxBackendConfig):
+        return [_onnx(name, section, clock)]
     if isinstance(section, TritonBackendConfig):
         return [_triton(name, section, address, clock) for address in section.addresses]
     shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
@@ -116,6 +125,26 @@ def _batching(
     backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
 ) -> Backend:
     return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
+
+
+def _onnx(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
+    """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
+    folder = ModelFolder(section.path)
+    model: Generator | Classifier | Vectors
+    if section.task == "generate":
+        model = Generator(folder, section.threads, section.max_tokens)
+    else:
+        model = (Vectors if section.task == "embed" else Classifier)(folder, section.threads)
+    backend = OnnxBackend(
+        name,
+        model,
+        shown=section.model or section.path.name,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    return Upstream(backend, "in process")
 
 
 def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.cli import build_parser
-from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.policy.schema import PolicyFile
 from gateway.precedence import Shed
@@ -42,7 +42,7 @@ def leaves(model: type[BaseModel]) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize("model", [Config, OpenAIBackendConfig, TritonBackendConfig, PolicyFile])
+@pytest.mark.parametrize("model", [Config, OpenAIBackendConfig, TritonBackendConfig, OnnxBackendConfig, PolicyFile])
 def test_every_setting_is_documented(model: type[BaseModel]) -> None:
     missing = {leaf for leaf in leaves(model) if not re.search(rf"\b{leaf}\b", CONFIGURATION)}
     assert not missing

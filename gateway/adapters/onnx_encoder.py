@@ -12,9 +12,9 @@ from pathlib import Path
 from unicodedata import category
 
 import numpy as np
-import onnxruntime
 from tokenizers import Encoding, Tokenizer
 
+from gateway.adapters.onnx_session import open_session
 from gateway.messages import Embedding
 from gateway.modelkit.files import MODEL_FILE, TOKENIZER_FILE, load_manifest
 
@@ -45,7 +45,7 @@ class OnnxEncoder:
         self._tokenizer.no_padding()  # the file says: pad everything to 128
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._unknown: int | None = self._tokenizer.token_to_id("[UNK]")
-        self._session = _session(model_dir / MODEL_FILE, threads)
+        self._session = open_session(model_dir / MODEL_FILE, threads)
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         """One embedding a text, in order: vectors float32 (384,), unit length. `tokens` counts what was read.
@@ -73,17 +73,3 @@ class OnnxEncoder:
             return False
         unknown = (span for span, each in zip(read.offsets, read.ids, strict=True) if each == self._unknown)
         return any(category(sign) not in TONE for start, end in unknown for sign in text[start:end])
-
-
-def _session(model: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Idle threads would spin between operators and take the event loop's core.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The arena stays on: without it every pass asks the kernel for its buffers anew, RSS 115 instead of 104-112 MB and
-    # 256 tokens 16.3 instead of 15.9 ms. Patterns are for fixed shapes: off, 7 MB less in passes of 8 x 256 tokens.
-    options.enable_cpu_mem_arena = True
-    options.enable_mem_pattern = False
-    options.log_severity_level = 3  # errors only
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

@@ -1,15 +1,26 @@
 """`config.yaml`: its schema, and how it is read."""
 
-from gateway.config.backends import BackendConfig, OpenAIBackendConfig, Price, Tensors, Timeouts, TritonBackendConfig
+from gateway.config.backends import (
+    BackendConfig,
+    BackendSection,
+    OnnxBackendConfig,
+    OpenAIBackendConfig,
+    Price,
+    Tensors,
+    Timeouts,
+    TritonBackendConfig,
+)
 from gateway.config.load import load_config
 from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store, Verifier
 
 __all__ = [
     "Auth",
     "BackendConfig",
+    "BackendSection",
     "Config",
     "Embedder",
     "Index",
+    "OnnxBackendConfig",
     "OpenAIBackendConfig",
     "Price",
     "Server",

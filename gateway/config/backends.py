@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from gateway.config.fields import EnvironmentName, Text
+from gateway.config.fields import EnvironmentName, Folder, Text
 from gateway.config.upstreams import (
     BatchRule,
     GrpcUpstream,
@@ -113,25 +113,50 @@ class TritonBackendConfig(Section):
         return self.upstreams or (GrpcUpstream(url=self.url or ""),)
 
 
+class OnnxBackendConfig(Section):
+    """A model that runs in the gateway's own process, from a folder as Hugging Face Optimum exports it."""
+
+    adapter: Literal["onnx"]
+    path: Folder = Field(examples=["models/small"])
+    task: Annotated[Literal["generate", "embed", "classify"], one_of("generate", "embed", "classify")] = Field(
+        examples=["generate"]
+    )
+    model: Text | None = None  # the name that lists of models have for it; None: the folder's
+    threads: Annotated[int, Field(ge=1, le=256)] = 1  # of one pass
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 512  # of an answer; clients may ask for less
+    max_concurrency: _Concurrency = 4  # answers that are written in turn
+    adaptive: Switch = True  # fewer at once than that where more would only slow each other down
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+    price: Price = Field(default_factory=Price)
+
+
 class _Adapter(Section):
     """The one key that decides which class the others are read with."""
 
-    adapter: Annotated[str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve")] = Field(
-        examples=["openai"]
+    adapter: Annotated[str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve", "onnx")] = (
+        Field(examples=["openai"])
     )
 
 
-BackendSection = OpenAIBackendConfig | TritonBackendConfig
+BackendSection = OpenAIBackendConfig | TritonBackendConfig | OnnxBackendConfig
+_OTHERS: Mapping[object, type[TritonBackendConfig | OnnxBackendConfig]] = {
+    "triton": TritonBackendConfig,
+    "onnx": OnnxBackendConfig,
+}
+
+
+def section_of(adapter: object) -> type[BackendSection]:
+    """What the backends of an adapter are read with."""
+    return _OTHERS.get(adapter, OpenAIBackendConfig) if isinstance(adapter, str) else OpenAIBackendConfig
 
 
 def _by_adapter(value: Any) -> BackendSection:
     """Chooses by `adapter` before anything else is looked at: one wrong key is one fault, not one a class."""
-    if isinstance(value, OpenAIBackendConfig | TritonBackendConfig):
+    if isinstance(value, BackendSection):
         return value
     if isinstance(value, dict):
         chosen = _Adapter.model_validate({key: value[key] for key in ("adapter",) if key in value})
-        kind = TritonBackendConfig if chosen.adapter == "triton" else OpenAIBackendConfig
-        return kind.model_validate(value)
+        return section_of(chosen.adapter).model_validate(value)
     return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
 
 

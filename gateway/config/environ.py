@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from gateway.config.backends import OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.backends import section_of
 from gateway.config.schema import Config
 from gateway.faults import Fault, KeyPath, closest
 from gateway.validation import Section
@@ -64,8 +64,7 @@ def _settings(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]:
     paths = [path for path in _scalars(Config) if len(path) > 1 or path[0] in _TOP_LEVEL]
     backends = document.get("backends")
     for name, backend in backends.items() if isinstance(backends, dict) else ():
-        triton = isinstance(backend, dict) and backend.get("adapter") == "triton"
-        kind = TritonBackendConfig if triton else OpenAIBackendConfig
+        kind = section_of(backend.get("adapter") if isinstance(backend, dict) else None)
         paths += [("backends", name, *path) for path in _scalars(kind)]
     for path in paths:
         yield _PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path), path

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.config.backends import OpenAIBackendConfig
+from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environ import environment_fault, override
 from gateway.config.schema import Config, EmbeddingModel
 from gateway.faults import ConfigInvalid, Fault, KeyPath, in_order
@@ -17,6 +17,7 @@ from gateway.validation import complaints
 from gateway.yaml_source import load_yaml, read_file
 
 DEFAULT_PATH = Path("config.yaml")
+MODEL_FILES = ("model.onnx", "tokenizer.json")  # of `adapter: onnx`
 Model = TypeVar("Model", bound=EmbeddingModel)
 
 
@@ -83,6 +84,8 @@ def build(
         for path, name in _secrets(config):
             if not environ.get(name):
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
+        for path, message in _models(config, folder):
+            report(path, message)
         if config.embedder.migrates_from_itself:
             message = "names the model in use, expected the one before it, or none"
             report(("embedder", "migrate_from"), message, warnings)
@@ -111,6 +114,16 @@ def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
                     yield ("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env
 
 
+def _models(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+    """Of backends that run in the gateway itself: the files without which it cannot start."""
+    for name, backend in config.backends.items():
+        if isinstance(backend, OnnxBackendConfig):
+            missing = [file for file in MODEL_FILES if not (folder / backend.path / file).is_file()]
+            if missing:
+                message = f"{backend.path} has no {missing[0]}, expected a folder as Hugging Face Optimum exports it"
+                yield ("backends", name, "path"), message
+
+
 def _resolved(config: Config, folder: Path) -> Config:
     """Paths from the file's folder. What child processes and models use is absolute: they have folders of their own;
     `policies` stays as short as it was written, since every fault there repeats it."""
@@ -122,8 +135,15 @@ def _resolved(config: Config, folder: Path) -> Config:
             "data_dir": (folder / config.data_dir).absolute(),
             "policies": folder / config.policies,
             "embedder": embedder,
+            "backends": {name: _with_path(backend, folder) for name, backend in config.backends.items()},
         }
     )
+
+
+def _with_path(backend: BackendSection, folder: Path) -> BackendSection:
+    if not isinstance(backend, OnnxBackendConfig):
+        return backend
+    return backend.model_copy(update={"path": (folder / backend.path).absolute()})
 
 
 def _with_model_dir(model: Model, folder: Path) -> Model:

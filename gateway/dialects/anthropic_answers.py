@@ -17,7 +17,7 @@ from gateway.dialects.named_events import named, written
 from gateway.dialects.openai_answers import reading
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event
-from gateway.ports import Inspection
+from gateway.ports import Inspection, Token
 
 MESSAGES = "messages"
 FINISHED = ("end_turn", "stop_sequence")
@@ -124,7 +124,7 @@ class AnthropicTextAnswer:
             written({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
         ]
 
-    def delta(self, text: str) -> Event:
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
         return written({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:

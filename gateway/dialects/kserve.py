@@ -25,7 +25,7 @@ from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, to_
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Bypass, Call, Event
-from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports import Formed, Inspection, Outgoing, TextAnswer, Token
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
@@ -186,7 +186,7 @@ class _Generated:
     def start(self) -> Sequence[Event]:
         return ()
 
-    def delta(self, text: str) -> Event:
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
         return Event(orjson.dumps({"model_name": self.model, "model_version": "", TEXT_OUTPUT: text}))
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64 as b64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gateway.dialects.openai_merge import CHAT, DONE, assembled
 from gateway.dialects.openai_pieces import STREAMED, chunks_of
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event
-from gateway.ports import Inspection
+from gateway.ports import Inspection, Token
 
 FINISHED_BY_A_CALL = ("tool_calls", "function_call", "stop")
 PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
@@ -132,6 +133,7 @@ class OpenAITextAnswer:
 
     def __init__(self, operation: str, answer_id: str, created: int, model: str) -> None:
         self._chat = operation == CHAT
+        self._written = 0  # characters
         self._head = {
             "id": PREFIX[operation] + answer_id,
             "object": STREAMED[operation],
@@ -139,8 +141,8 @@ class OpenAITextAnswer:
             "model": model,
         }
 
-    def _choice(self, text: str | None, finish: str | None, role: bool = False) -> Event:
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+    def _choice(self, text: str | None, finish: str | None, role: bool = False, logprobs: Any = None) -> Event:
+        choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": finish}
         if self._chat:
             content = {} if text is None else {"content": text}
             choice["delta"] = {"role": "assistant", **content} if role else content
@@ -151,8 +153,10 @@ class OpenAITextAnswer:
     def start(self) -> Sequence[Event]:
         return [self._choice("", None, role=True)] if self._chat else []
 
-    def delta(self, text: str) -> Event:
-        return self._choice(text, None)
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
+        told = _logprobs(tokens, self._written, chat=self._chat) if tokens else None
+        self._written += len(text)
+        return self._choice(text, None, logprobs=told)
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
         usage = {
@@ -165,6 +169,24 @@ class OpenAITextAnswer:
             Event(orjson.dumps({**self._head, "choices": [], "usage": usage})),
             Event(DONE),
         ]
+
+
+def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, Any]:
+    """Of some tokens, the first of which begins `offset` characters into the text."""
+    if chat:
+        content = [{**_told(token), "top_logprobs": [_told(other) for other in token.beside]} for token in tokens]
+        return {"content": content, "refusal": None}
+    lengths = [0, *(len(token.text) for token in tokens)]
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in token.beside} for token in tokens],
+        "text_offset": [offset + before for before in accumulate(lengths[:-1])],
+    }
+
+
+def _told(token: Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": None if token.raw is None else list(token.raw)}
 
 
 def embeddings(vectors: Sequence[Sequence[float]], model: str, *, base64: bool) -> bytes:

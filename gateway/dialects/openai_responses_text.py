@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.dialects.named_events import written
 from gateway.messages import Event
+from gateway.ports import Token
 
 # What a response repeats of its request, and what it says where the request said nothing.
 REPEATED: dict[str, Any] = {
@@ -37,7 +38,7 @@ class ResponsesTextAnswer:
             self._event("response.content_part.added", **self._place(), part=_part("")),
         ]
 
-    def delta(self, text: str) -> Event:
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
         self._said.append(text)
         return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
 

@@ -3,7 +3,18 @@
 
 from __future__ import annotations
 
-from gateway.ports.answering import Backend, Batch, Crowd, Dialect, Duplex, Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports.answering import (
+    Backend,
+    Batch,
+    Crowd,
+    Dialect,
+    Duplex,
+    Formed,
+    Inspection,
+    Outgoing,
+    TextAnswer,
+    Token,
+)
 from gateway.ports.hosting import Condition, HostedModels
 from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
 from gateway.ports.stores import (
@@ -56,6 +67,7 @@ __all__ = [
     "StoredVector",
     "TextAnswer",
     "TextEncoder",
+    "Token",
     "Translated",
     "Translation",
     "VectorIndex",

@@ -80,13 +80,24 @@ class Inspection:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer. `logprob`: natural logarithm of how likely it was; `beside`: the likeliest ones."""
+
+    text: str
+    raw: bytes | None  # None: a part of a sign, which lies in several tokens
+    logprob: float
+    beside: tuple[Token, ...] = ()
+
+
 class TextAnswer(Protocol):
     """Puts plain text into a dialect's wire form, for backends that know nothing but text."""
 
     def start(self) -> Sequence[Event]:
         """What goes before the first text."""
 
-    def delta(self, text: str) -> Event: ...
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
+        """`tokens` of `text`, where the client asked how likely they were and its dialect has a place for that."""
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
         """What ends the stream. `reason`: `stop` or `length`."""

@@ -1,5 +1,5 @@
-"""What every backend keeps to: HTTP, in either of two protocols, and Triton, the real ones, over real sockets. They are
-asked in OpenAI's, which is another one to Anthropic's."""
+"""What every backend keeps to: HTTP, in either of two protocols, and Triton, the real ones, over real sockets, and
+models in this process. They are asked in OpenAI's, which is another one to Anthropic's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from multidict import CIMultiDict
 
 from gateway.adapters.http_backend import HttpBackend
 from gateway.adapters.http_session import open_session
+from gateway.adapters.onnx_backend import OnnxBackend
+from gateway.adapters.onnx_folder import ModelFolder
+from gateway.adapters.onnx_reader import Vectors
 from gateway.adapters.system_clock import SystemClock
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.bodies import close_body
@@ -22,10 +25,12 @@ from gateway.config import Tensors, Timeouts
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
 from gateway.messages import EventStream, Request, Whole
+from gateway.modelkit.files import MODEL, default_model_dir
 from gateway.ports import Backend
 from gateway.routing.naming import ModelNames
 from gateway.trace import Trace
 from tests.fixtures.anthropic_upstream import anthropic
+from tests.fixtures.onnx_models import generator, onnx
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
 
@@ -61,6 +66,12 @@ def triton_backend(port: int) -> TritonBackend:
     )
 
 
+def onnx_backend(task: str) -> OnnxBackend:
+    if task == "embed":
+        return onnx(Vectors(ModelFolder(default_model_dir() / MODEL), threads=1), timeouts=QUICK)
+    return onnx(generator(), timeouts=QUICK)
+
+
 @asynccontextmanager
 async def closed_at_end(backend: Backend) -> AsyncIterator[Backend]:
     try:
@@ -69,13 +80,15 @@ async def closed_at_end(backend: Backend) -> AsyncIterator[Backend]:
         await backend.close()
 
 
-@pytest.fixture(params=["http", "anthropic", "triton"])
+@pytest.fixture(params=["http", "anthropic", "triton", "onnx"])
 def make(request: pytest.FixtureRequest) -> Callable[[Upstream], Backend]:
     """Synchronous: the session's Triton is started outside of the tests' loops, and only for those that need it."""
     if request.param == "http":
         return lambda upstream: http_backend(upstream.url)
     if request.param == "anthropic":
         return lambda upstream: http_backend(anthropic(upstream).url, "anthropic")
+    if request.param.startswith("onnx"):
+        return lambda _: onnx_backend(request.param.removeprefix("onnx-"))
     triton: RunningTriton = request.getfixturevalue("triton")
     return lambda _: triton_backend(triton.grpc_port)
 
@@ -169,7 +182,9 @@ async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) 
     assert backend.crowd.inflight == 0
 
 
-@pytest.mark.parametrize("make", ["http", "triton"], indirect=True)  # Anthropic's protocol has no embeddings
+@pytest.mark.parametrize(
+    "make", ["http", "triton", "onnx-embed"], indirect=True
+)  # Anthropic's protocol has no embeddings
 async def test_texts_are_embedded_in_their_order(backend: Backend) -> None:
     response = await backend.send(request_of("/v1/embeddings", input=["one", "two three four", "one"]))
     assert isinstance(response.body, Whole)
