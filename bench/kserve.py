@@ -3,7 +3,7 @@
 `python -m bench.kserve [--requests N] [--rounds N]`
 
 The model is the identity, in Triton's python backend. One client, one call after the other; direct and through the
-gateway in turn. CPU is that of the gateway's process. Its HTTP port asks Triton's HTTP port, its gRPC port the gRPC port.
+gateway in turn. CPU is that of the gateway's process. HTTP goes on as HTTP, gRPC as gRPC.
 """
 
 from __future__ import annotations

@@ -230,6 +230,12 @@ class Call:
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither kept nor looked for
     batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
+
+    @property
+    def stateful(self) -> bool:
+        """It changes something where it is answered: sent twice, it would not be the same."""
+        return self.uncached in (Bypass.SEQUENCE, Bypass.SHARED_MEMORY)
+
     # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
     # whole body or one event's data; None where the protocol repeats nothing.
     own: Callable[[bytes], bytes] | None = None

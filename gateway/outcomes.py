@@ -37,10 +37,13 @@ def failed(outcome: Outcome) -> bool:
 
 
 def repeatable(request: Request, *, sent: bool = True) -> bool:
-    """Calls that a dialect knows change nothing upstream. What passes through may: it is repeated only where that is
-    harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where nothing of it was sent."""
-    if request.call is not None or not sent:
+    """Calls that a dialect knows change nothing upstream, unless they are stateful. What passes through may: it is
+    repeated only where that is harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where
+    nothing of it was sent."""
+    if not sent:
         return True
+    if request.call is not None:
+        return not request.call.stateful
     return request.method in IDEMPOTENT and request.source.replayable
 
 

@@ -72,7 +72,8 @@ class Asking:
     ) -> Request:
         """`stream`: its client takes several answers."""
         headers = CIMultiDict(self._headers)
-        headers.extend(more)
+        for name, value in more:
+            headers[name] = value  # also where the client has metadata of that name
         if stream:
             headers[STREAM] = "1"
         given = headers.get("x-request-id")

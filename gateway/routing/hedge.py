@@ -68,7 +68,7 @@ def hedgeable(call: Call | None, *, unasked: bool) -> bool:
     """Calls that may run twice at once. What passes through unread may change something, and a WebSocket is no call;
     what is kept at its host would be kept twice; tools that its host runs may change something there; and nobody waits
     for the gateway's own checks (`unasked`)."""
-    if call is None or unasked:
+    if call is None or unasked or call.stateful:
         return False
     body = call.body
     kept = body.get("store", call.operation in KEPT_BY_DEFAULT) or body.get("background") or body.get("conversation")

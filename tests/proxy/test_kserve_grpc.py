@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import queue
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -39,13 +40,15 @@ async def front(kserve_triton: KServeTriton, tmp_path: Path) -> AsyncIterator[Fr
 
     @asynccontextmanager
     async def build(
-        adapter: str = "kserve", policy: str = ONE, server: Any = None, **models: str
+        adapter: str = "kserve", policy: str = ONE, server: Any = None, timeouts: Any = None, **models: str
     ) -> AsyncIterator[tuple[Served, aio.InferenceServerClient]]:
         url = kserve_triton.url if adapter == "kserve" else kserve_triton.grpc_url
         named = {name: {"adapter": adapter, "url": url, "model": model} for name, model in models.items()}
         # A Triton backend names one model; what is mapped is asked for by its own name.
         own = {name: name for name in MODELS}
-        main = {"main": {"adapter": adapter, "url": url, "model": "label_light", "models": own}}
+        main = {
+            "main": {"adapter": adapter, "url": url, "model": "label_light", "models": own, "timeouts": timeouts or {}}
+        }
         config = config_of(tmp_path, named or main, server={"grpc": "127.0.0.1:0", **(server or {})})
         async with gateway_of(config, policy) as served, aio.InferenceServerClient(address(served)) as client:
             yield served, client
@@ -228,6 +231,33 @@ async def test_the_first_answers_come_while_the_model_still_works(front: Front) 
 
 def inflight(served: Served) -> int:
     return sum(pool.inflight for pool in served.gateway.parts.pools.values())
+
+
+async def test_a_model_that_falls_silent_ends_its_stream_with_an_error(front: Front) -> None:
+    async with front("triton", timeouts={"idle": "100ms"}) as (served, client):
+        slow = tensor("INT32", np.array([400], np.int32), "DELAY_MS")
+        first, error = [each async for each in stream_of(client, ("repeat", [numbers(1, 2), slow], ""))]
+        assert first.as_numpy("OUT").tolist() == [1]
+        assert isinstance(error, InferenceServerException)
+        assert "fell silent" in error.message()
+        assert (await served.gateway.parts.store.stats()).entries == 0
+
+
+async def test_generate_is_answered_by_the_text_model_of_a_grpc_backend(front: Front) -> None:
+    async with front("triton") as (served, _):
+        for path, status in (("generate", "fwd=miss"), ("generate", "hit"), ("generate_stream", "fwd=miss")):
+            answer = await served.post(f"/v2/models/label_light/{path}", {"text_input": "hello there"})
+            assert answer.cache_status.startswith(f"nearhit; {status}")
+            said = json.loads(answer.body.removeprefix(b"data: "))
+            assert (said["model_name"], said["text_output"]) == ("label_light", "label_light: hello there")
+
+
+async def test_a_crowd_that_asks_the_same_is_one_call(front: Front) -> None:
+    async with front() as (served, client):
+        rows = tensor("FP32", np.ones((1, 3), np.float32), "ROWS")
+        answers = await asyncio.gather(*(client.infer("sum_rows", [rows], request_id=str(n)) for n in range(10)))
+        assert [answer.get_response().id for answer in answers] == [str(n) for n in range(10)]
+        assert await executions(served) == 1
 
 
 async def test_the_blocking_clients_stream_works(front: Front) -> None:

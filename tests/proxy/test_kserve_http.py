@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import KServeTriton
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 POLICY = """
@@ -201,6 +202,17 @@ async def test_each_answer_of_a_model_that_answers_often_is_an_event(front: Fron
             assert [event["OUT"] for event in events] == [1, 2, 3]
 
 
+async def test_a_client_that_leaves_its_stream_ends_it(front: Front) -> None:
+    """A hundred answers, a third of a second apart."""
+    async with front() as served:
+        body = {"IN": list(range(100)), "DELAY_MS": 300}
+        async with served.session.post(f"{served.url}/v2/models/repeat/generate_stream", json=body) as response:
+            assert (await response.content.readuntil(b"\n\n")).startswith(b"data: ")
+            (pool,) = served.gateway.parts.pools.values()
+            assert pool.load == 1
+        await until(lambda: pool.load == 0)
+
+
 async def test_health_and_metadata_are_the_backends(front: Front) -> None:
     def asked(url: str) -> tuple[Any, ...]:
         with http.InferenceServerClient(url) as client:
@@ -231,6 +243,18 @@ async def test_what_an_answer_depends_on_beyond_the_request_bypasses(
         for _ in range(2):
             answer = await post(served, "label_light", "hi", parameters=parameters)
             assert (answer.status, answer.cache_status) == (200, f"nearhit; fwd=bypass; detail={reason}")
+
+
+@pytest.mark.parametrize(("parameters", "executed"), [({}, 2), ({"sequence_id": 7}, 1)])
+async def test_what_belongs_to_a_sequence_is_sent_once(
+    kserve_triton: KServeTriton, tmp_path: Path, parameters: dict[str, Any], executed: int
+) -> None:
+    two = [kserve_triton.url, kserve_triton.url.replace("127.0.0.1", "localhost")]
+    async with gateway_of(config_of(tmp_path, {"main": {"adapter": "kserve", "upstreams": two}}), ONE) as served:
+        rows = {"name": "ROWS", "datatype": "FP32", "shape": [1, 3], "data": [-1, -1, -1]}
+        answer = await served.post("/v2/models/sum_rows/infer", {"inputs": [rows], "parameters": parameters})
+        assert answer.status == 500
+        assert await executions(served) == executed
 
 
 async def test_shared_memory_goes_through_unkept(front: Front) -> None:

@@ -101,7 +101,7 @@ def test_why_a_hedge_is_held_back(first: Crowd, others: list[Crowd], why_not: He
 
 
 def call(operation: str = "chat.completions", **body: Any) -> Any:
-    return SimpleNamespace(operation=operation, body=body)
+    return SimpleNamespace(operation=operation, stateful=False, body=body)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,7 @@ def call(operation: str = "chat.completions", **body: Any) -> Any:
 def test_what_changes_nothing_is_hedged(asked: Any) -> None:
     assert hedgeable(asked, unasked=False)
     assert not hedgeable(asked, unasked=True)
+    assert not hedgeable(SimpleNamespace(operation="infer", stateful=True, body={}), unasked=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
