@@ -23,6 +23,7 @@ from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
 from gateway.errors import Refused
+from gateway.expectations import disappointments
 from gateway.explain import explain, explain_by_gateway
 from gateway.explain_pair import checked, explain_by, explain_offline
 from gateway.explanation import Explanation
@@ -143,7 +144,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    result = check(arguments.paths, arguments.config)
+    result = check(arguments.paths, arguments.config, os.environ, disappointments)
     if arguments.json:
         print(orjson.dumps(result.as_json()).decode())
         return FAULT if result.faults else GOOD

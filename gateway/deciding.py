@@ -6,22 +6,41 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.escalations import Escalations
 from gateway.lane import asked_of
-from gateway.messages import Call, Choice, Request
+from gateway.messages import Call, Choice, Request, Vector
 from gateway.policy.model import Route, Target
-from gateway.pool import Pool
 from gateway.ports import Clock
 from gateway.promises import Promises
 from gateway.routing.cascade import applies, tried_first
 from gateway.routing.choice import Decision, choose, fits, only, relieved
-from gateway.routing.complexity import ComplexityModel
 from gateway.routing.conversation import sticky_key
-from gateway.routing.latency import Prediction
+from gateway.routing.latency import Asked, Prediction
 from gateway.routing.outlook import Outlook, Remaining
 from gateway.routing.splits import resolved, with_fallbacks
+
+
+class Prospect(Protocol):
+    """A backend, as far as it matters to whom a request is put: a `Pool`."""
+
+    @property
+    def speaks(self) -> str: ...
+
+    @property
+    def http(self) -> bool: ...
+
+    def wait_s(self, request: Request) -> float: ...
+
+    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None: ...
+
+
+class Scorer(Protocol):
+    """What judges how hard a request is: a `ComplexityModel`."""
+
+    def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float: ...
 
 
 class Deciding:
@@ -30,11 +49,11 @@ class Deciding:
     def __init__(
         self,
         route: Route,
-        pools: Mapping[str, Pool],
+        pools: Mapping[str, Prospect],
         promises: Promises,
         escalations: Escalations,
         clock: Clock,
-        complexity: ComplexityModel,
+        complexity: Scorer,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._route = route

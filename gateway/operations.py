@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
-from gateway.admin.policy import PolicyAdmin
 from gateway.admin.stats import Stats
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.chains import Parts
@@ -16,6 +15,7 @@ from gateway.dialects.known import DIALECTS
 from gateway.migration import Migration
 from gateway.parts import Stores
 from gateway.policy.model import Policy
+from gateway.policy_admin import PolicyAdmin
 from gateway.policy_life import PolicyLife
 from gateway.portability import Portability
 from gateway.recovery import Recovery

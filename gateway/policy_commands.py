@@ -15,13 +15,13 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.admin.policy import AUTHOR, COMMENT
 from gateway.admin_client import AdminClient, CommandFailed, connected, place_of
 from gateway.config.load import load_config
 from gateway.faults import ConfigInvalid
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
 from gateway.policy.model import Policy
+from gateway.policy_admin import AUTHOR, COMMENT
 from gateway.policy_life import PolicyLife
 from gateway.staging import staged_folder
 

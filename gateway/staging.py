@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.config import Config
+from gateway.expectations import disappointments
 from gateway.faults import ConfigInvalid
 from gateway.policy.load import policy_files, read_policy, read_texts
 from gateway.policy.model import Policy, Text
@@ -16,7 +17,14 @@ def staged(texts: Sequence[Text], config: Config) -> Policy:
     reading = read_policy(texts, config.backends)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
+    if faults := disappointments(reading.policy, adapters_of(config)):
+        raise ConfigInvalid(faults)
     return reading.policy
+
+
+def adapters_of(config: Config) -> dict[str, str]:
+    """Of each backend."""
+    return {name: backend.adapter for name, backend in config.backends.items()}
 
 
 def staged_folder(folder: Path, config: Config) -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from gateway.config.load import Reading as ConfigReading
 from gateway.config.load import read_config
 from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.load import LAST_FILE, policy_files, read_policy, read_texts
+from gateway.policy.model import Policy
 from gateway.yaml_source import load_yaml, read_file
 
 
@@ -33,16 +34,30 @@ class CheckResult:
         }
 
 
-def check(paths: Sequence[Path], config_path: Path, environ: Mapping[str, str] = os.environ) -> CheckResult:
+Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[Fault]]
+"""Runs the expectations of a policy, given the adapter of each backend -> those that do not hold."""
+
+
+def _unrehearsed(*_: object) -> Iterable[Fault]:
+    return ()
+
+
+def check(
+    paths: Sequence[Path],
+    config_path: Path,
+    environ: Mapping[str, str] = os.environ,
+    rehearse: Rehearse = _unrehearsed,
+) -> CheckResult:
     """Checks each path: a configuration file, a policy file, or a folder of policy files. None: the configuration and
     its policies.
 
     Backends that policies name are held against the first configuration among the paths, else against
-    `config_path`; where that does not exist they are not checked.
+    `config_path`; where that does not exist they are not checked. Expectations are run where all rules are there:
+    those of one file before a default depend on others.
     """
     configs = [path for path in paths if _is_config(path, config_path)]
     reading = read_config(configs[0] if configs else config_path, environ)
-    checking = _Checking(reading)
+    checking = _Checking(reading, rehearse)
     if not paths:
         checking.add_config(config_path, reading)
         checking.add_policies(reading.policies)
@@ -57,8 +72,11 @@ def check(paths: Sequence[Path], config_path: Path, environ: Mapping[str, str] =
 class _Checking:
     """What has been found so far."""
 
-    def __init__(self, reading: ConfigReading) -> None:
+    def __init__(self, reading: ConfigReading, rehearse: Rehearse) -> None:
         self._backends = reading.backends
+        self._rehearse = rehearse
+        configured = {} if reading.config is None else reading.config.backends
+        self._adapters = {name: backend.adapter for name, backend in configured.items()}
         self._faults: list[Fault] = []
         self._warnings: list[Fault] = []
         self._files: list[str] = []
@@ -93,6 +111,8 @@ class _Checking:
         reading = read_policy(texts, self._backends, ends=ends and not faults)
         self._faults += [*faults, *reading.faults]
         self._warnings += reading.warnings
+        if ends and not faults and reading.policy is not None:
+            self._faults += self._rehearse(reading.policy, self._adapters)
 
 
 def _is_config(path: Path, config_path: Path) -> bool:

@@ -13,6 +13,7 @@ from gateway.config import Config
 from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.compile import compiled, not_in_force
 from gateway.policy.consistency import contradictions
+from gateway.policy.expectations import Expectation, compiled_expectations
 from gateway.policy.model import Policy, Route, Text
 from gateway.policy.schema import PolicyFile
 from gateway.validation import complaints
@@ -92,6 +93,7 @@ def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool 
     warnings: list[Fault] = []
     sources: list[Source] = []
     routes: list[Route] = []
+    expectations: list[Expectation] = []
     for text in texts:
         try:
             source = load_yaml(text.content, text.file, None)
@@ -109,10 +111,13 @@ def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool 
             )
         else:
             routes += compiled(file, source)
+            expectations += compiled_expectations(file.tests, source)
             warnings += not_in_force(file, source)
     unreadable = {(source.file, path) for source in sources for path in source.unreadable}
     faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
-    policy = None if faults else Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts))
+    policy = None
+    if not faults:
+        policy = Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts), tuple(expectations))
     return Reading(policy, in_order(faults), in_order(warnings))
 
 

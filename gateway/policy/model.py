@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from gateway.faults import Fault
+from gateway.policy.expectations import Expectation
 from gateway.policy.limits import Limits
 from gateway.policy.targets import Cascade, Part, Shadow
 from gateway.ports import Acceptance
@@ -205,6 +206,7 @@ class Policy:
     hash: str  # first 12 hex digits of a SHA-256 over the sources
     warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
     texts: tuple[Text, ...] = ()  # what it was read from
+    expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
 
     def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
         """The first route that matches. `model` is empty where a request names none."""

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
+from gateway.policy.expectations import MAX_EXPECTATIONS, ExpectationRule
 from gateway.policy.limits import LimitRules, counted_twice, without_tiers
 from gateway.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
@@ -183,9 +184,16 @@ class RouteRule(Section):
 
 
 class PolicyFile(Section):
-    """One file."""
+    """A file of `policies/`."""
 
     version: Version = Field(examples=["1"])
     routes: Annotated[tuple[RouteRule, ...], Field(strict=False), NOT_EMPTY] = Field(
         examples=["[{name: default, match: {}, route: {backend: main}}]"]
     )
+    tests: Annotated[tuple[ExpectationRule, ...], Field(strict=False)] = ()
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        tests = given.get("tests")
+        if isinstance(tests, list) and len(tests) > MAX_EXPECTATIONS:
+            yield Problem("tests", f"{len(tests)} tests in a file, expected at most {MAX_EXPECTATIONS}")

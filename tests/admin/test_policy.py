@@ -301,3 +301,18 @@ async def test_a_killed_gateway_keeps_what_was_applied(upstream: Upstream, tmp_p
     async with served_by_process(config) as served:
         assert (await get(served, "/admin/policy")).json["routes"] == ["changed"]
         assert [version["author"] for version in await history(served)] == ["alice", "file"]
+
+
+async def test_an_expectation_that_does_not_hold_keeps_the_policy_out(served: Served, tmp_path: Path) -> None:
+    tests = "tests:\n  - {name: all, request: {}, expect: {route: default}}\n"
+    assert (await send(served, "/admin/policy", DEFAULT + tests)).status == 200
+    before = served.gateway.policy.hash
+    answer = await send(served, "/admin/policy", CHANGED + tests)
+    assert (answer.status, answer.json["faults"][0]["path"]) == (422, "tests[0].expect.route")
+    answer = await send(
+        served, "/admin/policy?file=support.yaml", SUPPORT.replace("{headers: {x-app: support}}", "{model: '*named'}")
+    )
+    assert answer.json["faults"][0]["file"].endswith("default.yaml"), "tests of one file hold for the rules of all"
+    (tmp_path / "policies" / "default.yaml").write_text(CHANGED + tests)
+    await until(lambda: bool(served.gateway.stats.policy_faults))
+    assert served.gateway.policy.hash == before
