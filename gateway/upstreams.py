@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 from gateway.adapters.http_backend import HttpBackend
 from gateway.adapters.http_session import open_session
-from gateway.adapters.onnx_backend import OnnxBackend
+from gateway.adapters.onnx_backend import Model, OnnxBackend
 from gateway.adapters.onnx_folder import ModelFolder
 from gateway.adapters.onnx_generator import Generator
 from gateway.adapters.onnx_reader import Classifier, Vectors
+from gateway.adapters.onnx_tensors import Graph
 from gateway.adapters.triton_backend import TritonBackend
 from gateway.batching import Batching
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
@@ -22,6 +23,12 @@ from gateway.ports import Backend, Clock
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames
 from gateway.telemetry import Telemetry
+
+_READERS: Mapping[str, Callable[[ModelFolder, int], Model]] = {
+    "embed": Vectors,
+    "classify": Classifier,
+    "tensors": Graph,
+}
 
 
 def build_pools(
@@ -130,11 +137,10 @@ def _batching(
 def _onnx(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
     """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
     folder = ModelFolder(section.path)
-    model: Generator | Classifier | Vectors
     if section.task == "generate":
-        model = Generator(folder, section.threads, section.max_tokens)
+        model: Model = Generator(folder, section.threads, section.max_tokens)
     else:
-        model = (Vectors if section.task == "embed" else Classifier)(folder, section.threads)
+        model = _READERS[section.task](folder, section.threads)
     backend = OnnxBackend(
         name,
         model,

@@ -1,4 +1,4 @@
-"""A model that runs in this process with onnxruntime: text generation, embeddings or classification."""
+"""A model that runs in this process with onnxruntime: text generation, embeddings, classification, or plain tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import orjson
 from gateway.adapters.gate import Gate, Place
 from gateway.adapters.onnx_generator import Generator, Piece
 from gateway.adapters.onnx_reader import Classifier, Vectors
+from gateway.adapters.onnx_tensors import Graph
 from gateway.adapters.onnx_worker import Steps, Work, Worker
-from gateway.bodies import Guarded
+from gateway.bodies import Guarded, Ready
 from gateway.config.backends import Timeouts
+from gateway.dialects.kserve_message import Inference
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken, Unfit
 from gateway.messages import Call, Event, EventStream, Request, Response, Vector, Whole
@@ -26,7 +28,10 @@ from gateway.precedence import Priority
 # Of protocols that have no translation and give a prompt: what is called the same everywhere.
 UNDERSTOOD = ("temperature", "top_p", "top_k", "seed", "stop", "tools")
 JSON = (("Content-Type", "application/json"),)
+OCTETS = (("Content-Type", "application/octet-stream"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
+
+Model = Generator | Classifier | Vectors | Graph
 
 
 class OnnxBackend:
@@ -39,7 +44,7 @@ class OnnxBackend:
     def __init__(
         self,
         name: str,
-        model: Generator | Classifier | Vectors,
+        model: Model,
         *,
         shown: str,
         max_concurrency: int,
@@ -64,6 +69,10 @@ class OnnxBackend:
 
     async def send(self, request: Request) -> Response:
         call = request.call
+        if call is None and isinstance(self._model, Graph):
+            told = self._model.about(request.method, request.path)
+            if told is not None:
+                return Response(200, JSON, Whole(b"" if told is True else orjson.dumps(told)))
         if call is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
         answering = self._answering(request, call)  # refuses before a place is taken
@@ -92,6 +101,8 @@ class OnnxBackend:
         """What is to be done once there is a place. Raises `Unfit`."""
         if isinstance(self._model, Vectors):
             return partial(self._embed, request, call, self._vector_steps(self._model, call))
+        if isinstance(self._model, Graph):
+            return partial(self._infer, request, call, self._tensor_steps(self._model, call))
         steps = self._piece_steps(self._model, call)
         created = int(self._clock.wall())
         try:
@@ -106,6 +117,12 @@ class OnnxBackend:
         if not call.questions:
             raise Unfit("'input' is missing or of the wrong type: expected a string or an array of strings")
         return lambda options: model.vectors(call.questions, options)
+
+    def _tensor_steps(self, model: Graph, call: Call) -> Steps[bytes]:
+        if call.operation != "infer":
+            raise Unfit(f"backend '{self.name}' is asked with tensors")
+        inference: Inference = call.body["inference"]
+        return lambda options: model.answers(inference, call.model, options)
 
     def _piece_steps(self, model: Generator | Classifier, call: Call) -> Steps[Piece]:
         """Raises `Unfit`."""
@@ -126,6 +143,14 @@ class OnnxBackend:
         place.answered(request, 200)
         body = call.dialect.embedding_answer(call, [vector.tolist() for vector in found], model=call.model)
         return Response(200, JSON, Whole(body))
+
+    async def _infer(self, request: Request, call: Call, steps: Steps[bytes], place: Place) -> Response:
+        async with aclosing(self._worker.begin(steps)) as work, self._in_time(self._timeouts.first_byte):
+            answer = await anext(work)
+        place.answered(request, 200)
+        if call.stream:  # of a client that would take several
+            return Response(200, OCTETS, EventStream(Ready((Event(answer),), place.leave)))
+        return Response(200, OCTETS, Whole(answer))
 
     async def _write(
         self, request: Request, call: Call, steps: Steps[Piece], answer: TextAnswer, place: Place

@@ -28,9 +28,7 @@ class ModelFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for name in (MODEL_FILE, TOKENIZER_FILE):
-            if not (path / name).is_file():
-                raise ModelMissing(f"{path} has no {name}, expected a folder as Hugging Face Optimum exports it")
+        self._require(MODEL_FILE)
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
         try:
@@ -39,6 +37,7 @@ class ModelFolder:
             raise ModelCorrupt(f"{self.path / MODEL_FILE} cannot be loaded ({type(error).__name__})") from None
 
     def tokenizer(self) -> Tokenizer:
+        self._require(TOKENIZER_FILE)
         try:
             tokenizer = Tokenizer.from_file(str(self.path / TOKENIZER_FILE))
         except Exception as error:  # it raises bare ones
@@ -103,6 +102,10 @@ class ModelFolder:
     def pooling(self) -> str:
         """How sentence-transformers makes one vector of those of the tokens: `mean` or `cls`."""
         return "cls" if self._json("1_Pooling/config.json").get("pooling_mode_cls_token") else "mean"
+
+    def _require(self, name: str) -> None:
+        if not (self.path / name).is_file():
+            raise ModelMissing(f"{self.path} has no {name}, expected a folder as Hugging Face Optimum exports it")
 
     def _json(self, name: str) -> Mapping[str, Any]:
         """Empty where the file is not there."""

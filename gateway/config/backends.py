@@ -118,9 +118,9 @@ class OnnxBackendConfig(Section):
 
     adapter: Literal["onnx"]
     path: Folder = Field(examples=["models/small"])
-    task: Annotated[Literal["generate", "embed", "classify"], one_of("generate", "embed", "classify")] = Field(
-        examples=["generate"]
-    )
+    task: Annotated[
+        Literal["generate", "embed", "classify", "tensors"], one_of("generate", "embed", "classify", "tensors")
+    ] = Field(examples=["generate"])
     model: Text | None = None  # the name that lists of models have for it; None: the folder's
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # of one pass
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 512  # of an answer; clients may ask for less

@@ -118,7 +118,8 @@ def _models(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
     """Of backends that run in the gateway itself: the files without which it cannot start."""
     for name, backend in config.backends.items():
         if isinstance(backend, OnnxBackendConfig):
-            missing = [file for file in MODEL_FILES if not (folder / backend.path / file).is_file()]
+            needed = MODEL_FILES[:1] if backend.task == "tensors" else MODEL_FILES
+            missing = [file for file in needed if not (folder / backend.path / file).is_file()]
             if missing:
                 message = f"{backend.path} has no {missing[0]}, expected a folder as Hugging Face Optimum exports it"
                 yield ("backends", name, "path"), message

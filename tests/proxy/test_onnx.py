@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import numpy as np
+import onnxruntime
 import openai
 import pytest
+import tritonclient.http as http
 
 from gateway.app import running
 from gateway.cli import main
@@ -121,6 +125,88 @@ async def test_a_client_that_leaves_frees_the_model(tmp_path: Path, large: Upstr
             await stream.close()
         answer = await served.chat(QUESTION)
         assert answer.headers["x-nearhit-backend"] == "light"
+
+
+TENSORS = {"adapter": "onnx", "path": str(MODELS / "classify"), "task": "tensors"}
+IDS = np.array([[0, 12, 40]], np.int64)
+
+
+def inputs(ids: np.ndarray[Any, Any] = IDS) -> list[http.InferInput]:
+    given = []
+    for name, array in (
+        ("input_ids", ids),
+        ("attention_mask", np.ones_like(ids)),
+        ("token_type_ids", np.zeros_like(ids)),
+    ):
+        given.append(http.InferInput(name, list(array.shape), "INT64"))
+        given[-1].set_data_from_numpy(array)
+    return given
+
+
+async def test_tritons_client_asks_any_graph_with_tensors_and_the_answer_is_cached(tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, {"main": TENSORS}), BOTH_CACHES) as served:
+
+        def ask() -> tuple[Any, Any, Any]:
+            with http.InferenceServerClient(served.url.removeprefix("http://")) as client:
+                assert client.is_server_ready()
+                assert client.is_model_ready("kinds")
+                return (
+                    client.get_model_metadata("kinds"),
+                    client.infer("kinds", inputs()),
+                    client.infer("kinds", inputs()),
+                )
+
+        told, first, again = await asyncio.to_thread(ask)
+        graph = onnxruntime.InferenceSession(str(MODELS / "classify" / "model.onnx"))
+        (expected,) = graph.run(
+            None,
+            {
+                each["name"]: IDS
+                if each["name"] == "input_ids"
+                else np.ones_like(IDS) * (each["name"] == "attention_mask")
+                for each in told["inputs"]
+            },
+        )
+        assert np.array_equal(first.as_numpy("logits"), expected)
+        assert np.array_equal(again.as_numpy("logits"), expected)
+        assert told["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+        body = {
+            "inputs": [
+                {"name": n, "datatype": "INT64", "shape": [1, 3], "data": a.tolist()}
+                for n, a in (
+                    ("input_ids", IDS),
+                    ("attention_mask", np.ones_like(IDS)),
+                    ("token_type_ids", np.zeros_like(IDS)),
+                )
+            ]
+        }
+        asked = await served.post("/v2/models/kinds/infer", body)
+        assert "hit; detail=exact" in asked.cache_status, "JSON and bytes are one"
+        assert asked.json["outputs"][0]["data"] == pytest.approx(expected.ravel().tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "'inputs' is missing"),
+        (
+            [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}],
+            "expected input_ids, attention_mask, token_type",
+        ),
+        ("FP32", "'input_ids' is of datatype 'FP32', expected INT64"),
+        ("flat", r"'input_ids' has shape [3], expected"),
+    ],
+)
+async def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, given: Any, sentence: str) -> None:
+    if isinstance(given, str):
+        shape, kind = ([3], "INT64") if given == "flat" else ([1, 3], given)
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        given = [{"name": name, "datatype": kind, "shape": shape, "data": [1, 2, 3]} for name in names]
+    async with gateway_of(config_of(tmp_path, {"main": TENSORS}), BOTH_CACHES) as served:
+        answer = await served.post("/v2/models/kinds/infer", {"inputs": given})
+        assert answer.status == 400
+        assert sentence in answer.json["error"]
+        assert (await served.chat("Hello")).status == 400
 
 
 def test_check_says_in_one_sentence_that_there_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
