@@ -57,6 +57,9 @@ class Bypass(StrEnum):
     JOB = "job"  # the request is about an answer that comes later
 
 
+STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, Bypass.CONVERSATION})
+
+
 class Refusal(StrEnum):
     """Why a neighbour's answer was not accepted for this question."""
 
@@ -229,16 +232,17 @@ class Call:
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither kept nor looked for
+    stored: bool = False  # the backend keeps the answer under its id: two runs leave two
     batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
-
-    @property
-    def stateful(self) -> bool:
-        """It changes something where it is answered: sent twice, it would not be the same."""
-        return self.uncached in (Bypass.SEQUENCE, Bypass.SHARED_MEMORY)
 
     # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
     # whole body or one event's data; None where the protocol repeats nothing.
     own: Callable[[bytes], bytes] | None = None
+
+    @property
+    def stateful(self) -> bool:
+        """It changes something where it is answered: sent twice, it would not be the same."""
+        return self.uncached in STATEFUL
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Shadows:
         call, body = request.call, response.body
         if call is None or call.operation == "embeddings" or response.status != 200:
             return response
-        if request.unasked or request.directives.no_store or self._draw() >= rule.share:
+        if call.stateful or request.unasked or request.directives.no_store or self._draw() >= rule.share:
             return response
         copy = _Copy(request, call, rule, comparisons)
         if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:

@@ -7,6 +7,7 @@ reaches the client and takes part in the fingerprint.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import parse_object
 from gateway.dialects.openai_inputs import Inputs
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Bypass, Call, Event
+from gateway.messages import Admission, Bypass, Call, Event
 from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
@@ -27,9 +28,7 @@ OPERATIONS = {
 }
 
 # Fields that do not decide the answer: its framing, who asks (that is the scope's matter), and bookkeeping.
-NOT_DECISIVE = frozenset(
-    {"stream", "stream_options", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"}
-)
+NOT_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 
 
 class OpenAI:
@@ -57,7 +56,9 @@ class OpenAI:
         return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        return answers.inspect(call.operation, payload, streamed)
+        found = answers.inspect(call.operation, payload, streamed)
+        searched = found.admission is Admission.STORED and call.body.get("web_search_options") is not None
+        return replace(found, admission=Admission.TOOLS) if searched else found
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         return answers.assemble(call.operation, payload)
@@ -66,6 +67,9 @@ class OpenAI:
         return answers.split(call.operation, whole)
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
+        """Not of a completion that is stored upstream: it is asked for by its id."""
+        if call.stored:
+            return data
         return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
 
     def event(self, call: Call, data: bytes) -> Event:
@@ -107,6 +111,9 @@ def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
 def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
     _check(body, operation)
     decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    stored = operation == "chat.completions" and body.get("store") is True
+    if not stored:  # the protocol's default; what is kept upstream has an id that means something there
+        decisive.pop("store", None)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     question, context, no_question = _question(operation, decisive)
     return Call(
@@ -122,6 +129,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
         prompt=_prompt(operation, body),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         user=body.get("user"),
+        stored=stored,
         questions=_inputs(body) if operation == "embeddings" else (),
         batch=Inputs(partial(_call, dialect, operation)) if operation == "embeddings" and _several(body) else None,
     )

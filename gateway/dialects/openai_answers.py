@@ -53,8 +53,15 @@ def _judge_choices(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admi
         called = bool(message.get("tool_calls") or message.get("function_call"))
         if choice.get("finish_reason") not in (FINISHED_BY_A_CALL if called else ("stop",)):
             return Admission.INCOMPLETE
-        tools = tools or called
+        tools = tools or called or _searched(message)
     return Admission.TOOLS if tools else Admission.STORED
+
+
+def _searched(message: Mapping[str, Any]) -> bool:
+    """Whether the server has looked something up on the web, a tool whose results age."""
+    found = message.get("annotations")
+    kinds = (each.get("type") for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+    return "url_citation" in kinds
 
 
 def text(operation: str, whole: bytes) -> str | None:

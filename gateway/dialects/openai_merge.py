@@ -8,6 +8,7 @@ chunks that some servers send around an answer for what their filters found.
 
 from __future__ import annotations
 
+import base64 as b64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -84,11 +85,19 @@ def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
         elif isinstance(before, str) and isinstance(value, str):
             merged[key] = (value or before) if key in REPLACED else before + value
         elif isinstance(before, dict) and isinstance(value, dict):
+            sound = before.get("data") if key == "audio" else None
             merge_delta(before, value)
+            if isinstance(sound, str) and sound.endswith("=") and isinstance(more := value.get("data"), str):
+                before["data"] = _joined_base64(sound, more)
         elif isinstance(before, list) and isinstance(value, list):
             _merge_list(before, value)
         else:
             merged[key] = value
+
+
+def _joined_base64(before: str, more: str) -> str:
+    """Each piece of a sound is encoded by itself: its padding may stand nowhere but at the end."""
+    return b64.b64encode(b64.b64decode(before) + b64.b64decode(more)).decode()
 
 
 def _merge_list(before: list[Any], value: list[Any]) -> None:

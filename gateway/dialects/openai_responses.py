@@ -56,6 +56,7 @@ class OpenAIResponses:
             max_tokens=given.get("max_output_tokens"),
             user=given.get("user"),
             uncached=bypass,
+            stored=given.get("store") is not False,
             own=_own(given),
         )
 
@@ -80,7 +81,7 @@ class OpenAIResponses:
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """Not of a response that lies upstream: later requests name it by its id."""
-        return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.body.get("store") is not False)
+        return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.stored)
 
     def event(self, call: Call, data: bytes) -> Event:
         return named(data)
