@@ -263,12 +263,10 @@ async def running(
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served
-        jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history()]
-        jobs.append(gateway.parts.evictions.run())
+        jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history(), gateway.parts.evictions.run()]
         if gateway.parts.leasing is not None:
             jobs.append(gateway.parts.leasing.run())
-        jobs += gateway.jobs.work
-        for job in jobs:
+        for job in [*jobs, *(work() for work in gateway.jobs.work)]:
             run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
         stack.push_async_callback(gateway.admin_port.stop)

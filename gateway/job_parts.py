@@ -14,6 +14,7 @@ from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.webhook_client import WebhookClient
 from gateway.admin.jobs import JobsHandler
 from gateway.config import Config, OpenAIBackendConfig
+from gateway.config.jobs import Jobs as JobsConfig
 from gateway.jobs.announcements import Announcements
 from gateway.jobs.batch_driver import BatchDriver
 from gateway.jobs.deliveries import Deliveries
@@ -35,7 +36,7 @@ class JobParts:
     """`stages`: before those of the policy; `work`: what runs as long as the gateway does."""
 
     stages: Sequence[Stage] = ()
-    work: Sequence[Coroutine[Any, Any, None]] = ()
+    work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     admin: Sequence[web.RouteDef] = ()
 
 
@@ -49,7 +50,7 @@ def build_jobs(
     draw: Callable[[], float] = random.random,
 ) -> JobParts:
     """`handler`: the stages that a job passes when it is run. Raises `StartFailed`."""
-    jobs, store, batches = config.jobs, stores.jobs, stores.batches
+    jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
     key = secret(environ, jobs.key_env, "jobs.key_env")
@@ -79,19 +80,32 @@ def build_jobs(
     credentials = Credentials(_credentials_needed(config), sealer)
     stage = Jobs(jobs, store, workers, announcements, over, credentials, telemetry)
     stages: list[Stage] = [stage]
-    work = [workers.run()]
+    work = [workers.run]
     if deliveries is not None:
-        work.append(deliveries.run())
+        work.append(deliveries.run)
     if jobs.batches:
-        bounds = bounds_of(jobs)
-        driver = BatchDriver(
-            name, batches, store, bounds, sealer, clock, workers.look,
-            max_lines=jobs.max_batch, keep_s=jobs.file_ttl, result_s=jobs.result_ttl,
-        )  # fmt: skip
+        driver = _driver(name, jobs, stores, sealer, clock, workers)
         told.append(driver.over)
-        stages.append(Batches(jobs, batches, credentials, clock, driver.look))
-        work.append(driver.run())
+        stages.append(Batches(jobs, stores.batches, credentials, clock, driver.look))
+        work.append(driver.run)
     return JobParts(stages, work, JobsHandler(store).routes())
+
+
+def _driver(
+    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: Workers
+) -> BatchDriver:
+    return BatchDriver(
+        name,
+        stores.batches,
+        stores.jobs,
+        bounds_of(jobs),
+        sealer,
+        clock,
+        workers.look,
+        max_lines=jobs.max_batch,
+        keep_s=jobs.file_ttl,
+        result_s=jobs.result_ttl,
+    )
 
 
 def _deliveries(

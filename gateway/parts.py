@@ -82,7 +82,9 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     server = None
     url = config.store.url
     if url == "embedded":
-        server = await EmbeddedValkey.start(config.data_dir, max_memory=config.store.max_memory)
+        server = await EmbeddedValkey.start(
+            config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
+        )
         url = server.url
     client = connect(url)
     redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)

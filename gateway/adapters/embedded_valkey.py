@@ -28,8 +28,9 @@ class EmbeddedValkey:
         self.url = url
 
     @classmethod
-    async def start(cls, data_dir: Path, *, max_memory: int) -> EmbeddedValkey:
-        """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room."""
+    async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> EmbeddedValkey:
+        """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room. `fsync`: what is
+        written is on the disk before it is acknowledged, instead of within a second or two."""
         folder, path = _prepare(data_dir)
         with await _claimed(folder) as claim:
             path.unlink(missing_ok=True)  # of a server that was killed
@@ -38,7 +39,16 @@ class EmbeddedValkey:
                 [
                     get_binary_path(),
                     *("--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
-                    *("--dir", folder, "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+                    *(
+                        "--dir",
+                        folder,
+                        "--appendonly",
+                        "yes",
+                        "--appendfsync",
+                        "always" if fsync else "everysec",
+                        "--save",
+                        "",
+                    ),
                     *("--maxmemory", max_memory, "--maxmemory-policy", "volatile-lru"),
                     *("--daemonize", "no", "--loglevel", "warning"),
                 ],

@@ -42,9 +42,9 @@ class RedisBatches:
             pipe.zadd(FILES + "all", {file.id: file.expires})
             pipe.hset(FILES + "sizes", file.id, file.size)
 
-        await self._write(put)
         if self._sync is not None:
             await self._sync.synced()
+        await self._write(put)
 
     async def file(self, identity: str) -> File | None:
         found = await self._do(lambda client: client.hget(_file(identity), "file"))
@@ -91,9 +91,9 @@ class RedisBatches:
             pipe.expire(BATCHES + "of:" + batch.tenant, 365 * 86_400)
             pipe.persist(_file(batch.input_file))
 
-        await self._write(create)
         if self._sync is not None:
             await self._sync.synced()
+        await self._write(create)
 
     async def save(self, batch: Batch) -> None:
         await self._do(lambda client: client.hset(_batch(batch.id), "batch", _packed(batch)))

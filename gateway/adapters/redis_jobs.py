@@ -51,16 +51,15 @@ class RedisJobs:
         }  # fmt: skip
 
     async def accept(self, job: Job, bounds: Bounds, key: str, digest: str) -> tuple[Admittance, str]:
+        if self._sync is not None:
+            await self._sync.synced()
         record = encode_job(job)
         # Of two tenants, or of one that chooses its keys cleverly, none must meet: hashed with the tenant before it.
         named = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
         head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, named, digest]
         limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes]
         said, identity = await self._run("ACCEPT", *head, _ms(bounds.keep_key_s), *limits)
-        admittance = Admittance(said.decode())
-        if self._sync is not None and admittance in (Admittance.ACCEPTED, Admittance.KNOWN):
-            await self._sync.synced()
-        return admittance, identity.decode()
+        return Admittance(said.decode()), identity.decode()
 
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True

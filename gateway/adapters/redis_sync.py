@@ -1,53 +1,46 @@
-"""Waits until what was written is on the store's disk, for many at once."""
+"""Whether the store's server writes through: then what it has acknowledged is on its disk.
+
+By its configuration, and not by WAITAOF: with `appendfsync everysec` Valkey 9.1.2 acknowledges that without a call of
+fdatasync in between (docs/decisions/0018); with `always` each acknowledgement comes after one.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import time
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis_store import PREFIX
 from gateway.errors import StoreUnavailable
 
-MARK = PREFIX + "jobs:synced"
-# A file that is written through every second is on the disk within it.
-DISK_MS = 2_500
+CHECK_EVERY_S = 10.0  # an operator may change it while the server runs
+WANTED = {b"appendonly": b"yes", b"appendfsync": b"always"}
 
 
 class Syncing:
-    """On a connection of its own, which WAITAOF blocks for up to a second: nothing of a request waits behind it. Who
-    comes while a round is under way waits for the next: his own writes came after that one's mark."""
-
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._lock = asyncio.Lock()
-        self._next: asyncio.Future[None] | None = None
+        self._known = float("-inf")
 
     async def synced(self) -> None:
-        """Returns once all that the server had acknowledged before is on its disk. Raises `StoreUnavailable`."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._round())
-            self._next.add_done_callback(_looked_at)
-        await asyncio.shield(self._next)
-
-    async def _round(self) -> None:
-        async with self._lock:
-            self._next = None
-            try:
-                async with asyncio.timeout(2 * DISK_MS / 1000), self._client.pipeline(transaction=False) as pipe:
-                    pipe.set(MARK, "1")  # WAITAOF waits for what its own connection has written
-                    pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-                    _, waited = await pipe.execute()
-            except (RedisError, OSError, TimeoutError) as error:
-                raise StoreUnavailable(
-                    f"the store cannot say that the job is on its disk ({type(error).__name__}): jobs.fsync needs an "
-                    "append-only file, and Redis 7.2 or Valkey"
-                ) from None
-            if int(waited[0]) < 1:
-                raise StoreUnavailable("the store's disk did not take the job in time (jobs.fsync)")
+        """Returns if what the server has acknowledged is on its disk. Raises `StoreUnavailable`."""
+        if time.monotonic() - self._known < CHECK_EVERY_S:
+            return
+        try:
+            told = await self._client.execute_command("CONFIG", "GET", "append*")
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(
+                f"the store does not say whether it writes through: {type(error).__name__}"
+            ) from None
+        pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
+        found = {_bytes(name): _bytes(value) for name, value in pairs}
+        if any(found.get(name) != value for name, value in WANTED.items()):
+            raise StoreUnavailable(
+                "jobs.fsync is on, and the store's server does not write through: expected appendonly yes and "
+                "appendfsync always there"
+            )
+        self._known = time.monotonic()
 
 
-def _looked_at(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()  # who waited was told; nobody may have
+def _bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

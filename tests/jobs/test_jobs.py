@@ -250,3 +250,25 @@ async def test_a_stopped_gateway_gives_its_jobs_back(upstream: Upstream, tmp_pat
         done = await over(served, job)
     assert (done["status"], done["attempts"]) == ("completed", 1)
     await until(lambda: len(upstream.chats) == 2)
+
+
+async def test_live_traffic_goes_before_jobs_at_a_backend(upstream: Upstream, tmp_path: Path) -> None:
+    backend = main_of(upstream, max_concurrency=1, adaptive=False)
+    async with gateway_of(config_of(tmp_path, backend), PLAIN) as served:
+        upstream.gate.clear()
+        jobs = [await submit(served, f"job {i}") for i in range(4)]
+        pool = served.gateway.parts.pools["main"]
+        await until(lambda: pool.crowd.queued == 3)
+        live = asyncio.create_task(served.chat("live"))
+        await until(lambda: pool.crowd.queued == 4)
+        upstream.gate.set()
+        assert (await live).status == 200
+        for job in jobs:
+            assert (await over(served, job))["status"] == "completed"
+        assert [call.json["messages"][0]["content"] for call in upstream.chats][1] == "live"
+
+
+async def test_a_job_has_no_latency_budget(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, main_of(upstream)), PLAIN) as served:
+        job = await submit(served, "slow", {"x-latency-budget-ms": "0.001"})
+        assert (await over(served, job))["status"] == "completed"
