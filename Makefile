@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge quality train lock clean
+.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -40,6 +40,10 @@ run: triton  ## run the gateway before two real models, with a short sample of t
 test: triton  ## run the whole suite
 	@tests/packages.sh
 	@$(BIN)/python -m pytest
+
+clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask through the gateway (350 MB)
+	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 
 lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .
