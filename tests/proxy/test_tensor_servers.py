@@ -1,6 +1,6 @@
 """TensorFlow Serving and TorchServe behind the gateway: exact hits, light and large, errors in their own shapes.
 
-The servers are stand-ins that answer as the API references of both say; neither can be installed as a wheel alone.
+The servers are stand-ins that answer as the API references of both say; `test_real_servers.py` has a real TorchServe.
 """
 
 from __future__ import annotations
