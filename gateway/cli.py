@@ -29,6 +29,7 @@ from gateway.explain_pair import checked, explain_by, explain_offline
 from gateway.explanation import Explanation
 from gateway.faults import ConfigInvalid
 from gateway.job_commands import register as register_jobs
+from gateway.json_schema import config_schema, policy_schema
 from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.parts import StartFailed, secret
@@ -107,6 +108,9 @@ def build_parser() -> argparse.ArgumentParser:
     register(commands, shared)
     register_jobs(commands, shared)
     register_policy(commands, shared)
+
+    published = add("schema", run_schema, "Print the JSON Schema of policy files or of config.yaml, for editors.")
+    published.add_argument("kind", choices=("policy", "config"))
 
     model = commands.add_parser("model", help="The embedding model.")
     fetched = model.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
@@ -190,6 +194,12 @@ def _expectation(explanation: Explanation, expected: str) -> int:
         return GOOD
     print(f"nearhit: expected {expected}, chosen is {explanation.backend}", file=sys.stderr)
     return FAULT
+
+
+def run_schema(arguments: argparse.Namespace) -> int:
+    schema = policy_schema() if arguments.kind == "policy" else config_schema()
+    print(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())
+    return GOOD
 
 
 def progress(line: str) -> None:

@@ -11,7 +11,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, PlainValidator
 
+from gateway import written
 from gateway.faults import show
+from gateway.written import Written
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -134,28 +136,28 @@ def parse_address(value: object) -> Address:
     return Address(match[1].strip("[]"), int(match[2]))
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=str)]
+Duration = Annotated[float, BeforeValidator(parse_duration), Written(written.DURATION)]
 """Seconds, at least 0."""
 
-PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration, json_schema_input_type=str)]
+PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration), Written(written.POSITIVE_DURATION)]
 """Seconds, more than 0."""
 
-DurationOrOff = Annotated[float | None, BeforeValidator(parse_duration_or_off, json_schema_input_type=str | bool)]
+DurationOrOff = Annotated[float | None, BeforeValidator(parse_duration_or_off), Written(written.DURATION_OR_OFF)]
 """Seconds, more than 0; None where it is off."""
 
-Share = Annotated[float, BeforeValidator(parse_share, json_schema_input_type=str | float)]
+Share = Annotated[float, BeforeValidator(parse_share), Written(written.SHARE)]
 """In [0, 1]."""
 
-PositiveShare = Annotated[float, BeforeValidator(parse_positive_share, json_schema_input_type=str | float)]
+PositiveShare = Annotated[float, BeforeValidator(parse_positive_share), Written(written.POSITIVE_SHARE)]
 """In (0, 1]."""
 
-Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=str | int)]
+Size = Annotated[int, BeforeValidator(parse_size), Written(written.SIZE)]
 """Bytes, at least 1."""
 
-Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str)]
+Rate = Annotated[float, BeforeValidator(parse_rate), Written(written.RATE)]
 """A second, more than 0."""
 
-Listen = Annotated[Address, PlainValidator(parse_address, json_schema_input_type=str)]
+Listen = Annotated[Address, PlainValidator(parse_address), Written(written.ADDRESS)]
 """Where to listen."""
 
 
@@ -168,4 +170,4 @@ def parse_switch(value: object) -> bool:
     raise ValueError(f"expected on or off, got {show(value)}")
 
 
-Switch = Annotated[bool, BeforeValidator(parse_switch)]
+Switch = Annotated[bool, BeforeValidator(parse_switch), Written(written.SWITCH)]

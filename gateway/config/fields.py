@@ -8,7 +8,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from gateway import written
 from gateway.faults import show
+from gateway.written import Written
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -62,10 +64,10 @@ def parse_workers(value: object) -> int:
     raise ValueError(f"expected 1, got {show(value)}")
 
 
-Name = Annotated[str, BeforeValidator(parse_name)]
+Name = Annotated[str, BeforeValidator(parse_name), Written(written.NAME)]
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
-EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name)]
-KeyHash = Annotated[str, BeforeValidator(parse_key_hash)]
-Version = Annotated[int, BeforeValidator(parse_version)]
-Workers = Annotated[int, BeforeValidator(parse_workers)]
+EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), Written(written.ENVIRONMENT_NAME)]
+KeyHash = Annotated[str, BeforeValidator(parse_key_hash), Written(written.KEY_HASH)]
+Version = Annotated[int, BeforeValidator(parse_version), Written(written.ONE)]
+Workers = Annotated[int, BeforeValidator(parse_workers), Written(written.ONE)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]

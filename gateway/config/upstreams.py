@@ -13,10 +13,12 @@ from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
 from gateway.faults import show
 from gateway.units import PositiveDuration, Share, parse_positive_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.written import POSITIVE_SHARE, Written, text
 
 MAX_UPSTREAMS = 256
 MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
 _QUANTILE = re.compile(r"p([5-9]\d(?:\.\d)?)", re.ASCII)
+_PERCENTILE = text(r"p[5-9]\d(\.\d)?", "a percentile such as p95")
 _Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -67,8 +69,8 @@ class BatchRule(Section):
 class Hedge(Section):
     """When a second upstream is asked while the first one has not answered."""
 
-    after: Annotated[float, BeforeValidator(_quantile, json_schema_input_type=str)] = 0.95  # of its predicted latency
-    budget: Annotated[float, BeforeValidator(_hedge_budget, json_schema_input_type=str | float)] = 0.05  # of the calls
+    after: Annotated[float, BeforeValidator(_quantile), Written(_PERCENTILE)] = 0.95  # of its predicted latency
+    budget: Annotated[float, BeforeValidator(_hedge_budget), Written(POSITIVE_SHARE)] = 0.05  # of the calls
 
 
 def _hedge(value: object) -> object:

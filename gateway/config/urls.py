@@ -8,7 +8,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator
 
+from gateway import written
 from gateway.faults import show
+from gateway.written import Written
 
 
 def http_url(value: object) -> str:
@@ -60,6 +62,6 @@ def _split(value: object) -> SplitResult | None:
         return None
 
 
-HttpUrl = Annotated[str, BeforeValidator(http_url)]
-GrpcUrl = Annotated[str, BeforeValidator(grpc_url)]
+HttpUrl = Annotated[str, BeforeValidator(http_url), Written(written.HTTP_URL)]
+GrpcUrl = Annotated[str, BeforeValidator(grpc_url), Written(written.GRPC_URL)]
 StoreUrl = Annotated[str, BeforeValidator(store_url)]

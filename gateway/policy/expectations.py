@@ -15,6 +15,7 @@ from gateway.config.fields import Text
 from gateway.faults import Fault, KeyPath
 from gateway.messages import Bypass
 from gateway.validation import Problem, Section, one_of
+from gateway.written import Written
 from gateway.yaml_source import Source
 
 MAX_EXPECTATIONS = 200  # of a file
@@ -66,7 +67,9 @@ class ExpectRule(Section):
     route: Text | None = None
     backend: Text | None = None
     tier: Text | None = None
-    cache: Annotated[str | None, one_of(*CACHES), BeforeValidator(_off)] = None
+    cache: Annotated[str | None, one_of(*CACHES), BeforeValidator(_off), Written({"enum": [*CACHES, False, None]})] = (
+        None
+    )
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] | None = None
 
     @classmethod

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from gateway import written
 from gateway.faults import show
 from gateway.units import PositiveShare
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.written import Schema, Shorthand, Written, any_of
 
 _PACE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", re.ASCII)
 _TIMES = {None: 1, "k": 1_000, "M": 1_000_000}
@@ -83,8 +85,8 @@ def parse_micros(value: object) -> int:
     return micros
 
 
-_PaceField = Annotated[Pace, PlainValidator(parse_pace, json_schema_input_type=str)]
-_Micros = Annotated[int, BeforeValidator(parse_micros, json_schema_input_type=str)]
+_PaceField = Annotated[Pace, PlainValidator(parse_pace), Written(written.PACE)]
+_Micros = Annotated[int, BeforeValidator(parse_micros), Written(written.DOLLARS)]
 
 
 class PaceRule(Section):
@@ -100,7 +102,18 @@ def _paces(value: object) -> object:
     return [item if isinstance(item, dict | PaceRule) else {"rate": item} for item in items]
 
 
-_Paces = Annotated[tuple[PaceRule, ...], BeforeValidator(_paces), Field(strict=False), NOT_EMPTY]
+def _one_or_more_paces(inner: Schema) -> Schema:
+    item = any_of(written.PACE, inner["items"])
+    return any_of(*item["anyOf"], {"type": "array", "items": item})
+
+
+_Paces = Annotated[
+    tuple[PaceRule, ...],
+    BeforeValidator(_paces),
+    Field(strict=False),
+    NOT_EMPTY,
+    Shorthand(_one_or_more_paces),
+]
 
 
 class CostRule(Section):
@@ -133,7 +146,7 @@ class LimitRule(Section):
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     large_share: PositiveShare | None = None
     cost: CostRule | None = None
-    count_hits: Annotated[bool, BeforeValidator(_switch)] = False
+    count_hits: Annotated[bool, BeforeValidator(_switch), Written(written.SWITCH)] = False
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -149,7 +162,12 @@ def one_or_more(value: object) -> object:
     return [value] if isinstance(value, dict | LimitRule) else value
 
 
-LimitRules = Annotated[tuple[LimitRule, ...], BeforeValidator(one_or_more), Field(strict=False)]
+LimitRules = Annotated[
+    tuple[LimitRule, ...],
+    BeforeValidator(one_or_more),
+    Field(strict=False),
+    Shorthand(lambda inner: any_of(inner["items"], inner)),
+]
 
 
 def without_tiers(limits: object) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from gateway import written
 from gateway.config.fields import Name, Text, Version
 from gateway.faults import show
 from gateway.policy.expectations import MAX_EXPECTATIONS, ExpectationRule
@@ -14,6 +15,7 @@ from gateway.policy.limits import LimitRules, counted_twice, without_tiers
 from gateway.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
 from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.written import Written, or_written
 
 
 class ExactRule(Section):
@@ -46,7 +48,7 @@ class SemanticRule(Section):
     ttl: PositiveDuration = Field(examples=["1h"])
     max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
     min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(written.SHARE)] = None
     learn: Switch = True
     coalesce: Switch = False
 
@@ -94,8 +96,8 @@ class AdmitRule(Section):
 class CacheRule(Section):
     """What may be served again, to whom, and how old."""
 
-    exact: Annotated[ExactRule | None, _or_off("ttl: 1h")] = None
-    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%")] = None
+    exact: Annotated[ExactRule | None, _or_off("ttl: 1h"), or_written(written.OFF)] = None
+    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%"), or_written(written.OFF)] = None
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
     jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
@@ -125,10 +127,10 @@ class TargetRule(Section):
     escalate_above: Steps = None
     large_share: Share | None = None
     quality: Share | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(written.SHARE)] = None
     learn: Switch = True
     latency_budget: PositiveDuration | None = None
-    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999)] = 0.95
+    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), Written(written.SHARE)] = 0.95
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
     late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
         "soonest"

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from gateway import written
 from gateway.config.fields import Text
 from gateway.faults import show
 from gateway.units import PositiveShare, parse_positive_share, parse_share
 from gateway.validation import Problem, Section, one_of
+from gateway.written import Written, any_of
 
 MAX_TIERS, MAX_SAMPLES = 8, 9
 
@@ -98,9 +100,9 @@ def _if_given(value: object) -> tuple[Part, ...] | None:
     return None if value is None else parse_parts(value)
 
 
-TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts)]
-Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given)]
-Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps)]
+TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts), Written(written.PARTS)]
+Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given), Written(any_of(written.PARTS, {"type": "null"}))]
+Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), Written(written.STEPS)]
 
 
 class ShadowRule(Section):
@@ -115,7 +117,9 @@ class CascadeRule(Section):
     """How the lightest model's answer is checked."""
 
     check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
-    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1)] = Field(examples=["0.7"])
+    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), Written(written.SHARE)] = Field(
+        examples=["0.7"]
+    )
     samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
     judge: Text | None = None
     otherwise: Annotated[
