@@ -28,7 +28,7 @@ from gateway.errors import NotFound
 from gateway.explain_requests import ExplainRequests
 from gateway.faults import Fault
 from gateway.front import Front
-from gateway.gauges import Gauges
+from gateway.gauges import Gauges, show_policy
 from gateway.job_parts import build_jobs
 from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
@@ -136,9 +136,8 @@ class Gateway:
     def _build(self, policy: Policy) -> RouteTable:
         telemetry = self.parts.telemetry
         table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
-        telemetry.policy_info.values.clear()
         self.parts.escalations.apply(policy)
-        telemetry.policy_info.set(policy.hash, value=1.0)
+        show_policy(telemetry, policy)
         for route in policy.routes:
             control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
             control.learning = route.semantic is not None and route.semantic.learns

@@ -1,4 +1,5 @@
-"""The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history."""
+"""The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history, or set when a
+policy comes into force."""
 
 from __future__ import annotations
 
@@ -6,10 +7,23 @@ from collections.abc import Callable, Mapping
 
 from gateway.adapters.front_store import FrontStore
 from gateway.errors import StoreUnavailable
+from gateway.policy.model import Policy
 from gateway.pool import Pool
 from gateway.ports import Clock
 from gateway.spaces import Spaces
 from gateway.telemetry import Telemetry
+
+
+def show_policy(telemetry: Telemetry, policy: Policy) -> None:
+    """What `policy`, now in force, promises; alerts hold what is measured against it. Of routes that it lacks nothing
+    is left."""
+    for gauge in (telemetry.policy_info, telemetry.max_wrong_hits, telemetry.promised_confidence):
+        gauge.values.clear()
+    telemetry.policy_info.set(policy.hash, value=1.0)
+    for route in policy.routes:
+        telemetry.promised_confidence.set(route.name, value=route.promise.confidence)
+        if route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None:
+            telemetry.max_wrong_hits.set(route.name, value=route.semantic.acceptance.max_wrong_hits)
 
 
 class Gauges:
@@ -48,7 +62,9 @@ class Gauges:
         try:
             stored = await self._store.stats()
         except StoreUnavailable:
+            telemetry.store_up.set(value=0.0)
             return  # the last figures stand
+        telemetry.store_up.set(value=1.0)
         telemetry.cache_entries.set("store", value=stored.entries)
         telemetry.cache_bytes.set("store", value=stored.bytes)
 

@@ -240,6 +240,11 @@ class Telemetry(Collector):
         self.required_confidence = Gauge(
             "nearhit_required_confidence", "How sure a backend must be to keep the budget to be asked", ("route",)
         )
+        self.promised_confidence = Gauge(
+            "nearhit_promised_confidence",
+            "Share of the promised latency budgets that the policy in force wants kept",
+            ("route",),
+        )
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
         self.model_reloads = Counter(
             "nearhit_model_reloads_total", "Dead models that were to be loaded anew", ("backend", "outcome")
@@ -257,6 +262,7 @@ class Telemetry(Collector):
         self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
         self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.store_up = Gauge("nearhit_store_up", "1 if the store answered when it was looked at last", ())
         self.wrong_hit_ratio = Gauge(
             "nearhit_wrong_hit_ratio", "Wrong semantic hits over all requests, from audits; NaN without any", ("route",)
         )
@@ -265,6 +271,9 @@ class Telemetry(Collector):
         )
         self.wrong_hit_ratio_high = Gauge(
             "nearhit_wrong_hit_ratio_high", "Upper end of the 95 % interval of the wrong-hit ratio", ("route",)
+        )
+        self.max_wrong_hits = Gauge(
+            "nearhit_max_wrong_hits", "What the policy in force allows of the wrong-hit ratio", ("route",)
         )
         self.wrong_of_served_ratio = Gauge(
             "nearhit_wrong_of_served_ratio", "Wrong semantic hits over semantic hits; NaN without any audit", ("route",)

@@ -22,11 +22,12 @@ from tests.fixtures.debian import program
 CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"
 SECRETS = {"REDIS_PASSWORD": "a1b2c3", "NEARHIT_ADMIN_TOKEN": "token"}
+NAME = r"(?:\w+:)?nearhit_\w+(?::\w+)?"
 MODELS = sorted((DEPLOY / "triton" / "models").iterdir())
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series that the gateway exports, with its labels."""
+    """Every series that the gateway exports or a rule records, with its labels."""
     series: dict[str, set[str]] = {}
     for metric in Telemetry().metrics():
         labels = set(metric.labels)
@@ -38,6 +39,9 @@ def exported() -> dict[str, set[str]]:
             }
         else:
             series[metric.name] = labels
+    for rule in rules("recording"):
+        level = rule["record"].partition(":")[0]
+        series[rule["record"]] = {level}
     return series
 
 
@@ -46,11 +50,20 @@ def dashboard() -> dict[str, Any]:
     return loaded
 
 
+def panels() -> list[dict[str, Any]]:
+    """Those that draw something; the others head rows."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    document = yaml.safe_load((DEPLOY / "prometheus" / f"{kind}.rules.yml").read_text())
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
 def expressions() -> Iterator[str]:
-    for panel in dashboard()["panels"]:
+    for panel in panels():
         yield from (target["expr"] for target in panel["targets"])
-    for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
+    yield from (rule["expr"] for rule in [*rules("recording"), *rules("alerts")])
 
 
 def compose() -> dict[str, Any]:
@@ -65,13 +78,15 @@ def target_ports(service: str) -> set[int]:
 @pytest.mark.parametrize("expression", sorted(set(expressions())))
 def test_expressions_name_series_and_labels_that_exist(expression: str) -> None:
     series = exported()
-    named = re.findall(r"nearhit_\w+", re.sub(r'"[^"]*"', "", expression))
-    assert named or expression.startswith("up")
+    named = re.findall(NAME, re.sub(r'"[^"]*"', "", expression))
+    assert named or expression.startswith(("up", "count(ALERTS"))
     labels = set().union(*(series.get(name, {"?"}) for name in named))
     assert [name for name in named if name not in series] == []
+    if not named:
+        return
     matched = re.findall(r"[{,](\w+)(?:=~|!=|!~|=)", expression)
     grouped = re.findall(r"by \(([^)]*)\)", expression)
-    used = {*matched, *(label.strip() for group in grouped for label in group.split(","))} - {"job"}
+    used = {*matched, *(label.strip() for group in grouped for label in group.split(","))} - {"job", "instance"}
     assert used <= labels, f"{used - labels} is no label"
     if "_bucket" in expression:
         assert "le" in used
@@ -79,10 +94,10 @@ def test_expressions_name_series_and_labels_that_exist(expression: str) -> None:
 
 def test_legends_name_labels_that_exist() -> None:
     series = exported()
-    for panel in dashboard()["panels"]:
+    for panel in panels():
         for target in panel["targets"]:
-            (name, *_) = re.findall(r"nearhit_\w+", target["expr"])
-            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= series[name], panel["title"]
+            (name, *_) = re.findall(NAME, target["expr"]) or ["ALERTS"]
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= series.get(name, set()), panel["title"]
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
@@ -94,7 +109,8 @@ def test_dashboard_panels_do_not_overlap_and_use_the_provisioned_source() -> Non
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     taken: set[tuple[int, int]] = set()
     for panel in dashboard()["panels"]:
-        assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
         cells = {
@@ -171,7 +187,7 @@ def test_only_the_data_port_is_open_to_other_machines() -> None:
 
 def test_prometheus_scrapes_services_that_exist() -> None:
     document = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    for job in document["scrape_configs"]:
+    for job in [*document["scrape_configs"], *document["alerting"]["alertmanagers"]]:
         for entry in job["static_configs"]:
             for target in entry["targets"]:
                 host, _, port = target.partition(":")
@@ -181,7 +197,10 @@ def test_prometheus_scrapes_services_that_exist() -> None:
     assert document["scrape_configs"][0]["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
 
 
-@pytest.mark.parametrize(("kind", "file"), [("config", "prometheus.yml"), ("rules", "alerts.yml")])
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("config", "prometheus.yml"), ("rules", "alerts.rules.yml"), ("rules", "recording.rules.yml")],
+)
 def test_promtool_finds_no_fault(kind: str, file: str) -> None:
     promtool = program("promtool", "prometheus")
     options = ["--syntax-only"] if kind == "config" else []  # the token's file exists in the container only
@@ -193,9 +212,9 @@ def test_promtool_finds_no_fault(kind: str, file: str) -> None:
 def test_promtool_parses_every_expression(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     concrete = [e.replace("$__rate_interval", "1m").replace("$__range", "1h") for e in expressions()]
-    rules = [{"record": f"parsed:{i}", "expr": expression} for i, expression in enumerate(concrete)]
+    recorded = [{"record": f"parsed:{i}", "expr": expression} for i, expression in enumerate(concrete)]
     file = tmp_path / "rules.yml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    file.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": recorded}]}))
     done = subprocess.run(
         [promtool, "check", "rules", str(file)], capture_output=True, text=True, timeout=30, check=False
     )
