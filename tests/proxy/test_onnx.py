@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import openai
 import pytest
+import tritonclient.grpc.aio as grpc
 import tritonclient.http as http
 
 from gateway.app import running
@@ -183,6 +184,26 @@ async def test_tritons_client_asks_any_graph_with_tensors_and_the_answer_is_cach
         asked = await served.post("/v2/models/kinds/infer", body)
         assert "hit; detail=exact" in asked.cache_status, "JSON and bytes are one"
         assert asked.json["outputs"][0]["data"] == pytest.approx(expected.ravel().tolist(), rel=1e-5)
+
+
+async def test_the_grpc_port_answers_tensors_too_whole_and_as_a_stream(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"main": TENSORS}, server={"grpc": "127.0.0.1:0"})
+    given = [grpc.InferInput(each.name(), each.shape(), each.datatype()) for each in inputs()]
+    for each, array in zip(given, (IDS, np.ones_like(IDS), np.zeros_like(IDS)), strict=True):
+        each.set_data_from_numpy(array)
+
+    async def asked() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "other", "inputs": given}
+
+    async with (
+        gateway_of(config, BOTH_CACHES) as served,
+        grpc.InferenceServerClient("{}:{}".format(*served.gateway.grpc_address)) as client,
+    ):
+        whole = await client.infer("kinds", given)
+        answers = [answer async for answer, error in client.stream_infer(asked()) if error is None]
+        assert whole.as_numpy("logits").shape == (1, 3)
+        assert np.array_equal(answers[0].as_numpy("logits"), whole.as_numpy("logits"))
+        assert len(answers) == 1
 
 
 @pytest.mark.parametrize(
