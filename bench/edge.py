@@ -31,12 +31,15 @@ server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
 embedder: {{adapter: hash}}
 backends:
   edge: {{adapter: onnx, path: {model}, task: generate, threads: {threads}, adaptive: off}}
+  hits: {{adapter: onnx, path: {small}, task: generate}}  # its answers end, so that they are stored
 """
 POLICY = """
 version: 1
-routes: [{name: default, match: {}, cache: {exact: {ttl: 1h}}, route: {backend: edge}}]
+routes:
+  - {name: hits, match: {model: hit}, cache: {exact: {ttl: 1h}}, route: {backend: hits}}
+  - {name: default, match: {}, route: {backend: edge}}
 """
-HIT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "What is a scope?"}]})
+HIT = orjson.dumps({"model": "hit", "messages": [{"role": "user", "content": "What is a scope?"}]})
 HITS, ROUNDS = 4000, 3
 STREAMS = (1, 4)
 LONGEST = 150  # tokens of an answer: the small model reads 192, prompt included
@@ -67,7 +70,7 @@ def gateway(model: Path, threads: int) -> Iterator[tuple[int, int]]:
         home = Path(folder)
         (home / "policies").mkdir()
         (home / "policies" / "default.yaml").write_text(POLICY)
-        config = CONFIG.format(port=port, admin=admin, model=model.absolute(), threads=threads)
+        config = CONFIG.format(port=port, admin=admin, model=model.absolute(), threads=threads, small=SMALL)
         (home / "config.yaml").write_text(config)
         with server(["gateway", "serve", "--config", str(home / "config.yaml")], port) as process:
             yield port, process.pid
