@@ -105,7 +105,7 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
-                *policy_admin_of(config, self.policies, lambda: self.policy, self.stats).routes(),
+                *policy_admin_of(config, self.policies, lambda: self.policy, self.stats, parts.telemetry).routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)

@@ -35,6 +35,7 @@ from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.parts import StartFailed, secret
 from gateway.policy.check import check
 from gateway.policy_commands import register as register_policy
+from gateway.policy_commands import warnings_of
 from gateway.serve import serve, serve_upstream
 from gateway.units import Address, parse_address
 
@@ -90,6 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     checked = add("check", run_check, "List every fault of the configuration and of all policies at once.")
     checked.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
+    checked.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, too: what only it knows")
+    checked.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
 
     text = "Say what would become of a request, without sending it; or what is made of two prompts."
     explained = add("explain", run_explain, text)
@@ -149,6 +152,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
 
 def run_check(arguments: argparse.Namespace) -> int:
     result = check(arguments.paths, arguments.config, os.environ, disappointments)
+    if arguments.admin is not None:
+        place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+        result = result.warned(asyncio.run(warnings_of(place)))
     if arguments.json:
         print(orjson.dumps(result.as_json()).decode())
         return FAULT if result.faults else GOOD

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
 from gateway.admin.stats import Stats
+from gateway.budget_doubts import unmet_budgets
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.chains import Parts
 from gateway.checkpoints import forget_former
@@ -22,6 +23,7 @@ from gateway.recovery import Recovery
 from gateway.removal import Removal
 from gateway.spaces import Space
 from gateway.succession import Succession
+from gateway.telemetry import Telemetry
 
 
 def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Removal:
@@ -54,10 +56,17 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
     return CacheAdmin(removal, portability, with_token=config.auth.admin_token_env is not None)
 
 
-def policy_admin_of(config: Config, life: PolicyLife, policy: Callable[[], Policy], stats: Stats) -> PolicyAdmin:
+def policy_admin_of(
+    config: Config, life: PolicyLife, policy: Callable[[], Policy], stats: Stats, telemetry: Telemetry
+) -> PolicyAdmin:
     """`policy` returns the one in force."""
-    with_token = config.auth.admin_token_env is not None
-    return PolicyAdmin(life, policy, lambda: stats.report()["policy"], with_token=with_token)
+    return PolicyAdmin(
+        life,
+        policy,
+        lambda: stats.report()["policy"],
+        lambda: unmet_budgets(policy(), telemetry),
+        with_token=config.auth.admin_token_env is not None,
+    )
 
 
 def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | None = None) -> Recovery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.admin.answers import json_answer
 from gateway.errors import BadRequest, Refused, TooLarge
-from gateway.faults import ConfigInvalid
+from gateway.faults import ConfigInvalid, Fault
 from gateway.policy.folder import checked_name
 from gateway.policy.history import MAX_VERSIONS, Author
 from gateway.policy.model import Policy
@@ -23,20 +23,22 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class PolicyAdmin:
-    """`described`: what the dashboard says of the policy. `with_token`: whoever comes here has shown the admin port's
-    token."""
+    """`described`: what the dashboard says of the policy. `doubts`: what only a gateway that runs can warn of.
+    `with_token`: whoever comes here has shown the admin port's token."""
 
     def __init__(
         self,
         life: PolicyLife,
         policy: Callable[[], Policy],
         described: Callable[[], dict[str, Any]],
+        doubts: Callable[[], Iterable[Fault]],
         *,
         with_token: bool,
     ) -> None:
         self._life = life
         self._policy = policy
         self._described = described
+        self._doubts = doubts
         self._by = "token" if with_token else "loopback"
 
     def routes(self) -> list[web.RouteDef]:
@@ -52,7 +54,10 @@ class PolicyAdmin:
     async def _shown(self, request: web.Request) -> web.Response:
         policy = self._policy()
         files = [{"name": name, "content": content} for name, content in files_of(policy.texts).items()]
-        answer = json_answer({**self._described(), "editable": self._life.editable, "files": files})
+        budgets = [doubt.as_json() for doubt in self._doubts()]
+        answer = json_answer(
+            {**self._described(), "unmet_budgets": budgets, "editable": self._life.editable, "files": files}
+        )
         answer.headers["ETag"] = f'"{policy.hash}"'
         return answer
 

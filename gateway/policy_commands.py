@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.admin_client import AdminClient, CommandFailed, connected, place_of
+from gateway.admin_client import AdminClient, CommandFailed, Place, connected, place_of
 from gateway.config.load import load_config
-from gateway.faults import ConfigInvalid
+from gateway.faults import ConfigInvalid, Fault
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
 from gateway.policy.model import Policy
@@ -149,6 +149,13 @@ def run_diff(arguments: argparse.Namespace) -> int:
         return _say_json({"diff": diff}) if arguments.json else _say(diff.rstrip("\n"))
 
     return _run(arguments, ask)
+
+
+async def warnings_of(place: Place) -> list[Fault]:
+    """What only the gateway there can warn of. Raises `CommandFailed`."""
+    async with connected(place) as admin:
+        found = await admin.get("/admin/policy")
+    return [Fault(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
 
 
 def _said_of(arguments: argparse.Namespace, status: int, said: Mapping[str, Any]) -> int:

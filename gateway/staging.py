@@ -14,10 +14,11 @@ from gateway.policy.model import Policy, Text
 
 def staged(texts: Sequence[Text], config: Config) -> Policy:
     """The policy of these files, in their order. Raises `ConfigInvalid` with every fault."""
-    reading = read_policy(texts, config.backends)
+    adapters = adapters_of(config)
+    reading = read_policy(texts, config.backends, folder=config.policies, adapters=adapters)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
-    if faults := disappointments(reading.policy, adapters_of(config)):
+    if faults := disappointments(reading.policy, adapters):
         raise ConfigInvalid(faults)
     return reading.policy
 

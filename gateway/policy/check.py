@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ class CheckResult:
     faults: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
     files: tuple[str, ...]
+
+    def warned(self, more: Iterable[Fault]) -> CheckResult:
+        """The same with more warnings."""
+        return replace(self, warnings=(*self.warnings, *more))
 
     def as_json(self) -> dict[str, Any]:
         """The result as machines read it."""
@@ -94,7 +98,7 @@ class _Checking:
             self._add_files([path], ends=not part)
             return
         try:
-            self._add_files(policy_files(path), ends=True)
+            self._add_files(policy_files(path), ends=True, folder=path)
         except ConfigInvalid as invalid:
             self._faults += invalid.faults
             return
@@ -105,10 +109,10 @@ class _Checking:
     def result(self) -> CheckResult:
         return CheckResult(in_order(self._faults), in_order(self._warnings), tuple(self._files))
 
-    def _add_files(self, paths: Sequence[Path], ends: bool) -> None:
+    def _add_files(self, paths: Sequence[Path], ends: bool, folder: Path | None = None) -> None:
         self._files += map(str, paths)
         texts, faults = read_texts(paths)
-        reading = read_policy(texts, self._backends, ends=ends and not faults)
+        reading = read_policy(texts, self._backends, ends=ends and not faults, folder=folder, adapters=self._adapters)
         self._faults += [*faults, *reading.faults]
         self._warnings += reading.warnings
         if ends and not faults and reading.policy is not None:

@@ -11,7 +11,8 @@ from gateway.policy.targets import names_in
 from gateway.yaml_source import Source
 
 JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
-_Rule = tuple[Source, KeyPath, dict[str, Any]]
+Rule = tuple[Source, KeyPath, dict[str, Any]]
+"""One rule as it was written: its file, the path to it, its keys."""
 
 
 def contradictions(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[Fault]:
@@ -20,7 +21,7 @@ def contradictions(sources: Sequence[Source], backends: Collection[str], ends: b
     `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
     is the last file of the policy, so that its last rule must be the default.
     """
-    rules = [rule for source in sources for rule in _rules(source)]
+    rules = [rule for source in sources for rule in rules_of(source)]
     yield from _repeated_names(rules)
     yield from _unreachable(rules)
     if ends and sources:
@@ -29,14 +30,15 @@ def contradictions(sources: Sequence[Source], backends: Collection[str], ends: b
         yield from _unknown_backends(rules, sorted(backends))
 
 
-def _rules(source: Source) -> Iterator[_Rule]:
+def rules_of(source: Source) -> Iterator[Rule]:
+    """The rules of a file that are mappings at all."""
     routes = source.value.get("routes")
     for index, rule in enumerate(routes if isinstance(routes, list) else ()):
         if isinstance(rule, dict):
             yield source, ("routes", index), rule
 
 
-def _repeated_names(rules: Sequence[_Rule]) -> Iterator[Fault]:
+def _repeated_names(rules: Sequence[Rule]) -> Iterator[Fault]:
     first: dict[str, str] = {}
     for source, path, rule in rules:
         name = rule.get("name")
@@ -48,7 +50,7 @@ def _repeated_names(rules: Sequence[_Rule]) -> Iterator[Fault]:
         first.setdefault(name, place)
 
 
-def _unreachable(rules: Sequence[_Rule]) -> Iterator[Fault]:
+def _unreachable(rules: Sequence[Rule]) -> Iterator[Fault]:
     for source, path, rule in rules[:-1]:
         match = rule.get("match")
         if isinstance(match, dict) and all(pattern == "*" or pattern == {} for pattern in match.values()):
@@ -58,7 +60,7 @@ def _unreachable(rules: Sequence[_Rule]) -> Iterator[Fault]:
 
 
 def _no_default(source: Source) -> Iterator[Fault]:
-    rules = list(_rules(source))
+    rules = list(rules_of(source))
     if not rules:
         return
     _, path, rule = rules[-1]
@@ -68,16 +70,16 @@ def _no_default(source: Source) -> Iterator[Fault]:
         )
 
 
-def _unknown_backends(rules: Sequence[_Rule], backends: Sequence[str]) -> Iterator[Fault]:
+def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterator[Fault]:
     for source, path, rule in rules:
         route = rule.get("route")
         named = [(("route", *keys), name) for keys, name in names_in(route if isinstance(route, dict) else {})]
-        for keys, name in [*named, *((keys, _at(rule, keys)) for keys in JUDGES)]:
+        for keys, name in [*named, *((keys, at(rule, keys)) for keys in JUDGES)]:
             if isinstance(name, str) and name not in backends:
                 yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))
 
 
-def _at(rule: Any, keys: Sequence[str]) -> Any:
+def at(rule: Any, keys: Sequence[str]) -> Any:
     """What is written there; None where nothing is."""
     for key in keys:
         rule = rule.get(key) if isinstance(rule, dict) else None

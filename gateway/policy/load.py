@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gateway.config import Config
 from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.compile import compiled, not_in_force
 from gateway.policy.consistency import contradictions
+from gateway.policy.doubts import doubts, unused
 from gateway.policy.expectations import Expectation, compiled_expectations
 from gateway.policy.model import Policy, Route, Text
 from gateway.policy.schema import PolicyFile
@@ -87,8 +88,16 @@ def in_turn(name: str) -> tuple[bool, str]:
     return name == LAST_FILE, name
 
 
-def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool = True) -> Reading:
-    """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default."""
+def read_policy(
+    texts: Sequence[Text],
+    backends: Collection[str],
+    *,
+    ends: bool = True,
+    folder: Path | None = None,
+    adapters: Mapping[str, str] | None = None,
+) -> Reading:
+    """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default.
+    `folder`: these are all of it. `adapters`: of each backend; where they are not known, no warning hangs on them."""
     faults: list[Fault] = []
     warnings: list[Fault] = []
     sources: list[Source] = []
@@ -117,6 +126,8 @@ def read_policy(texts: Sequence[Text], backends: Collection[str], *, ends: bool 
     faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
     policy = None
     if not faults:
+        warnings += doubts(sources, adapters or {})
+        warnings += () if folder is None else unused(sources, backends, str(folder))
         policy = Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts), tuple(expectations))
     return Reading(policy, in_order(faults), in_order(warnings))
 

@@ -101,3 +101,22 @@ def test_without_a_gateway_a_file_is_held_against_the_others(
     assert main([*command, "--as", "support.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["routes"] == ["support", "default"]
     assert main(command) == 1, "it is the last file, and has no default"
+
+
+async def test_check_asks_a_gateway_what_only_it_can_know(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_in(tmp_path, upstream)
+    document = DEFAULT.replace("{backend: main}", "{backend: main, latency_budget: 100ms}")
+    (config.policies / "default.yaml").write_text(document)
+    (tmp_path / "config.yaml").write_text("version: 1\nbackends: {main: {adapter: openai, url: https://host/v1}}\n")
+    command = ["check", "--config", str(tmp_path / "config.yaml")]
+    async with serving(config) as served:
+        for _ in range(20):
+            served.gateway.parts.telemetry.backend_seconds.observe(1.0, "main")
+        code = await asyncio.to_thread(main, [*command, "--admin", served.admin_url, "--json"])
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert (code, warning["line"]) == (0, 3)
+    assert "route 'default': no answer of main has come within 0.1 s" in warning["message"]
+    assert main(command) == 0
+    assert "warning" not in capsys.readouterr().out
