@@ -19,7 +19,7 @@ from gateway.config import Config
 from gateway.policy import folder as folder_module
 from gateway.policy.folder import PolicyFolder
 from gateway.policy.history import Author, Change, Version
-from gateway.policy_life import files_of, resume
+from gateway.policy_life import PolicyLife, files_of, resume
 from gateway.serve import following
 from gateway.staging import staged_folder
 from tests.admin.test_admin_port import TOKEN
@@ -291,6 +291,23 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
 def _change(version: Version, config: Config) -> Change:
     before = files_of(tuple(PolicyFolder(config.policies).texts()))
     return Change(version.hash, Author("alice", "rollback"), before, version.files)
+
+
+async def test_a_gateway_that_ends_between_file_and_swap_has_the_policy_and_its_author_after_the_next_start(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    config = config_in(tmp_path, upstream)
+
+    def ended(*_: object) -> None:
+        raise RuntimeError("the process is gone")
+
+    life = PolicyLife(config, config.policies, staged_folder(config.policies, config), ended, lambda: 0.0)
+    await life.begin()
+    with pytest.raises(RuntimeError):
+        await life.apply(None, CHANGED.encode(), Author("alice", "api"), None)
+    async with serving(config) as served:
+        assert await route_of(served) == "changed"
+        assert [version["author"] for version in await history(served)] == ["alice", "file"]
 
 
 async def test_a_killed_gateway_keeps_what_was_applied(upstream: Upstream, tmp_path: Path) -> None:
