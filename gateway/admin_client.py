@@ -46,10 +46,11 @@ def place_of(config: Path, environ: Mapping[str, str], admin: str | None, token_
         ports, data = settings.server.admin, settings.server.listen
         variable = token_env or settings.auth.admin_token_env
     where = "--token-env" if token_env else "auth.admin_token_env"
-    return Place((admin or _url(ports)).rstrip("/"), _url(data), secret(environ, variable, where))
+    return Place((admin or url_of(ports)).rstrip("/"), url_of(data), secret(environ, variable, where))
 
 
-def _url(address: Address) -> str:
+def url_of(address: Address) -> str:
+    """Of a port on this machine, by an address that it can be reached at."""
     return f"http://{Address(EVERYWHERE.get(address.host, address.host), address.port)}"
 
 

@@ -1,4 +1,4 @@
-"""The command line: `nearhit serve | demo | check | explain | cache | policy | jobs | model`.
+"""The command line: `nearhit serve | demo | check | explain | doctor | cache | policy | jobs | model | ...`.
 
 Exit code 0 good, 1 fault found, 2 usage."""
 
@@ -19,9 +19,11 @@ from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
 from gateway.admin_client import place_of
 from gateway.cache_commands import register
+from gateway.completion import register as register_completion
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
+from gateway.doctor.command import register as register_doctor
 from gateway.errors import Refused
 from gateway.expectations import disappointments
 from gateway.explain import explain, explain_by_gateway
@@ -66,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="nearhit", description="Semantic response cache and adaptive routing gateway for model endpoints."
+        prog="nearhit",
+        description="Semantic response cache and adaptive routing gateway for model endpoints.",
+        epilog="exit codes: 0 good, 1 a fault was found, 2 wrong usage, 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"nearhit {version('nearhit')}")
     shared = argparse.ArgumentParser(add_help=False)
@@ -111,6 +115,8 @@ def build_parser() -> argparse.ArgumentParser:
     register(commands, shared)
     register_jobs(commands, shared)
     register_policy(commands, shared)
+    register_doctor(commands, shared)
+    register_completion(commands, shared, build_parser)
 
     published = add("schema", run_schema, "Print the JSON Schema of policy files or of config.yaml, for editors.")
     published.add_argument("kind", choices=("policy", "config"))
@@ -146,7 +152,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     if arguments.prepare:
         ensure_triton(env, progress)
     else:
-        uvloop.run(demo(arguments.config, env, os.environ))
+        uvloop.run(demo(arguments.config, env, os.environ, as_json=arguments.json))
     return GOOD
 
 

@@ -30,6 +30,7 @@ class Reading:
     backends: frozenset[str]
     policies: Path
     warnings: tuple[Fault, ...] = ()  # what will run, though hardly as it was meant
+    absent: tuple[str, ...] = ()  # environment variables that it names for secrets, and that are not set: faults, too
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
@@ -74,15 +75,16 @@ def build(
         if fault:
             among.append(fault)
 
-    config = None
+    config, absent = None, list[str]()
     try:
         config = Config.model_validate(overridden.value)
     except ValidationError as invalid:
         for path, message in complaints(invalid):
             report(path, message)
     else:
-        for path, name in _secrets(config):
+        for path, name in secrets_of(config):
             if not environ.get(name):
+                absent.append(name)
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
         for path, message in _models(config, folder):
             report(path, message)
@@ -96,10 +98,12 @@ def build(
         frozenset(backends if isinstance(backends, dict) else ()),
         folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
         tuple(warnings),
+        tuple(absent),
     )
 
 
-def _secrets(config: Config) -> Iterator[tuple[KeyPath, str]]:
+def secrets_of(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Where it names an environment variable for a secret, and which."""
     if config.auth.admin_token_env:
         yield ("auth", "admin_token_env"), config.auth.admin_token_env
     for key in ("key_env", "webhook_secret_env"):

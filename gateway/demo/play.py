@@ -7,10 +7,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
+import orjson
 
 from gateway import logs
 from gateway.app import Gateway, running
@@ -53,7 +54,7 @@ class Played:
     ms: float
 
 
-async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str]) -> None:
+async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], *, as_json: bool = False) -> None:
     """Stays until it is told to stop; whatever it started ends with it. Raises with one sentence what stands in the
     way: a port that is taken, a missing library, a failed download."""
     logs.set_up("warning")
@@ -68,13 +69,15 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str]) 
         grpc_port=GRPC_PORT,
         http_port=HTTP_PORT,
         metrics_port=METRICS_PORT,
-        progress=say,
+        progress=note if as_json else say,
     )
     try:
         policy = staged_folder(config.policies, config)
         async with running(config, policy, environ, policies=config.policies) as gateway, following(gateway):
-            say(table(await play(gateway)))
-            say(farewell(gateway))
+            played = await play(gateway)
+            say(orjson.dumps({"played": [asdict(row) for row in played]}).decode() if as_json else table(played))
+            if not as_json:
+                say(farewell(gateway))
             await until_signalled()
     finally:
         await triton.stop()
@@ -93,6 +96,11 @@ def require_free(key: str, address: Address) -> None:
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 async def play(gateway: Gateway) -> list[Played]:
