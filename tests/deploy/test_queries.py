@@ -1,0 +1,126 @@
+"""Every query of `deploy/` is put to a real Prometheus that has scraped real gateways: all that it names is there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from tests.deploy.test_deploy import NAME, panels, rules
+from tests.deploy.traffic import scene
+from tests.fixtures.debian import program
+from tests.fixtures.prometheus import Prometheus, prometheus
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "autoscaling.yaml"
+SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
+WAIT_S = 15.0
+# Series that this traffic does not make, and why.
+ABSENT = {
+    "nearhit_model_reloads_total": "a model on Triton whose process dies, which tests/routing/test_model_care.py has",
+    "nearhit_second_opinions_total": "a score near the learned threshold, which the hash embedder does not give",
+    "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",
+}
+FIRED = ("NearhitStoreDown", "NearhitBreakerOpen")
+
+
+def absent(expression: str) -> bool:
+    return any(name in expression for name in ABSENT)
+
+
+def concrete(expression: str) -> str:
+    """As Grafana would send it, for all routes."""
+    return expression.replace("$__rate_interval", "1m").replace("$__range", "1h").replace("$route", ".*")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Prometheus]:
+    """Two rounds of traffic and two of an outage, each scraped by itself, so that what is counted has grown."""
+    program("prometheus", "prometheus")  # skips before anything is started
+    directory = tmp_path_factory.mktemp("scraped")
+    async with scene(directory) as played:
+        targets = [served.admin_url.removeprefix("http://") for served in (played.busy, played.small)]
+        async with prometheus(directory / "prometheus", targets) as server:
+            for number in range(2):
+                await played.round(number)
+                await server.scraped()
+            for step in range(2):
+                await (played.still_out(step) if step else played.outage(step))
+                await server.scraped()
+            yield server
+
+
+async def empty(server: Prometheus, expressions: Iterable[str]) -> list[str]:
+    """Those that have no value, once what is recorded has had the time to come."""
+    left = list(dict.fromkeys(expressions))
+    async with asyncio.timeout(WAIT_S * 2):
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        while left and asyncio.get_running_loop().time() < deadline:
+            found = await asyncio.gather(*(server.values(expression) for expression in left))
+            left = [expression for expression, values in zip(left, found, strict=True) if not values]
+            await asyncio.sleep(0.2 if left else 0)
+    return left
+
+
+async def test_no_panel_is_empty(scraped: Prometheus) -> None:
+    shown = {target["expr"]: panel["title"] for panel in panels() for target in panel["targets"]}
+    wanted = [concrete(expression) for expression in shown if not absent(expression)]
+    assert len(wanted) > 80
+    assert await empty(scraped, wanted) == []
+
+
+async def test_no_recording_rule_is_empty(scraped: Prometheus) -> None:
+    recorded = [rule["record"] for rule in rules("recording")]
+    assert await empty(scraped, recorded) == []
+    assert await empty(scraped, [rule["expr"] for rule in rules("recording")]) == []
+
+
+async def test_every_series_with_its_labels_that_an_expression_names_is_there(scraped: Prometheus) -> None:
+    """An alert that does not fire has no value: that it would have one is seen by what it is made of."""
+    named = [rule["expr"] for kind in ("alerts", "recording") for rule in rules(kind)]
+    named += [target["expr"] for panel in panels() for target in panel["targets"]]
+    selectors = {concrete(found[0]) for text in named for found in SELECTOR.finditer(text) if not absent(found[0])}
+    assert await empty(scraped, [f"count({selector})" for selector in selectors]) == []
+
+
+async def test_what_is_said_to_be_absent_is_known_to_the_gateway(scraped: Prometheus) -> None:
+    known = await scraped.get("metadata")
+    assert [name for name in ABSENT if name not in known and name.removesuffix("_total") not in known] == []
+    assert await empty(scraped, [f"absent({name})" for name in ABSENT]) == [], "then it need not be listed"
+
+
+async def test_alerts_fire_for_what_has_happened_and_for_nothing_else(scraped: Prometheus) -> None:
+    """Here they do not wait: `for` is left out. What has fired may be over."""
+    fired = [f'max_over_time(ALERTS{{alertname="{name}",alertstate="firing"}}[10m])' for name in FIRED]
+    assert await empty(scraped, fired) == []
+    for name in ("NearhitDown", "NearhitPolicyRejected", "NearhitHitRateFell", "NearhitJobsDead", "NearhitShedding"):
+        assert await scraped.values(f'max_over_time(ALERTS{{alertname="{name}"}}[10m])') == []
+    told = await scraped.get("rules", type="alert")
+    assert {rule["health"] for group in told["groups"] for rule in group["rules"]} == {"ok"}
+
+
+async def test_an_unknown_metric_is_found_out(scraped: Prometheus) -> None:
+    assert await scraped.values("sum(rate(nearhit_none_such_total[1m]))") == []
+    with pytest.raises(AssertionError, match="parse error"):
+        await scraped.values("sum(rate(nearhit_requests_total[1m])")
+
+
+def scaling() -> list[str]:
+    found = []
+    for document in yaml.safe_load_all(KUBERNETES.read_text()):
+        if document["kind"] == "ConfigMap":
+            adapter = yaml.safe_load(document["data"]["config.yaml"])["externalRules"]
+            found += [rule[key] for rule in adapter for key in ("seriesQuery", "metricsQuery")]
+        elif document["kind"] == "ScaledObject":
+            found += [trigger["metadata"]["query"] for trigger in document["spec"]["triggers"]]
+    return [query.replace("<<.LabelMatchers>>", 'backend="large"') for query in found]
+
+
+async def test_what_is_scaled_by_has_a_value(scraped: Prometheus) -> None:
+    assert len(scaling()) == 5
+    assert await empty(scraped, scaling()) == []
