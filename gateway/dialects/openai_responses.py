@@ -19,7 +19,7 @@ from gateway.dialects.named_events import named
 from gateway.dialects.openai_responses_events import events_of
 from gateway.dialects.openai_responses_text import ResponsesTextAnswer
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Bypass, Call, Event
+from gateway.messages import Admission, Bypass, Call, Event
 from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
 
 RESPONSES = "/v1/responses"
@@ -71,7 +71,13 @@ class OpenAIResponses:
         return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        return answers.inspect(payload, streamed)
+        found = answers.inspect(payload, streamed)
+        if not streamed and found.admission in (Admission.STORED, Admission.TOOLS):
+            try:
+                self.events(call, payload[0])  # an entry serves both forms: what only one can say is none
+            except Malformed:
+                return Inspection(Admission.MALFORMED, 0, 0)
+        return found
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         return answers.assemble(payload)
