@@ -1,4 +1,4 @@
-"""The command line: `nearhit serve | demo | check | explain | doctor | cache | policy | jobs | model | ...`.
+"""The command line: `nearhit serve | demo | check | explain | doctor | top | cache | policy | jobs | model | ...`.
 
 Exit code 0 good, 1 fault found, 2 usage."""
 
@@ -39,6 +39,7 @@ from gateway.policy.check import check
 from gateway.policy_commands import register as register_policy
 from gateway.policy_commands import warnings_of
 from gateway.serve import serve, serve_upstream
+from gateway.top.command import register as register_top
 from gateway.units import Address, parse_address
 
 GOOD, FAULT, USAGE = 0, 1, 2
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     register_jobs(commands, shared)
     register_policy(commands, shared)
     register_doctor(commands, shared)
+    register_top(commands, shared)
     register_completion(commands, shared, build_parser)
 
     published = add("schema", run_schema, "Print the JSON Schema of policy files or of config.yaml, for editors.")

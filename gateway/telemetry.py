@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.quantiles import quantile_of
+
 Labels = tuple[str, ...]
 LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -76,18 +78,8 @@ class Histogram:
         self.sums[labels] += seconds
 
     def quantile(self, q: float, *labels: str) -> float | None:
-        """Linear within the bucket, as Prometheus' histogram_quantile does. None without observations."""
-        counts = self.counts.get(labels)
-        if not counts:
-            return None
-        rank, seen = q * sum(counts), 0
-        for i, count in enumerate(counts):
-            if count and seen + count >= rank:
-                low = LATENCY_BUCKETS[i - 1] if i else 0.0
-                high = LATENCY_BUCKETS[i] if i < len(LATENCY_BUCKETS) else low
-                return low + (high - low) * (rank - seen) / count
-            seen += count
-        return None
+        """In seconds. None without observations."""
+        return quantile_of(self.counts.get(labels, ()), LATENCY_BUCKETS, q)
 
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)

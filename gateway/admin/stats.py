@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.messages import Verdict
 from gateway.ports import Clock
+from gateway.quantiles import quantile_of
 from gateway.telemetry import LATENCY_BUCKETS, Counter, Histogram, Telemetry
 
+QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 HISTORY = 720  # samples: an hour at one in 5 seconds
 
 
@@ -35,16 +37,18 @@ class Stats:
         hits = sum(verdicts[v] for v in (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE))
         # What was never looked up says nothing of the cache: bypassed requests are left out of the rate.
         asked = requests - verdicts[Verdict.BYPASS]
+        latencies = {str(verdict): _latencies(telemetry.request_seconds, verdict) for verdict in Verdict}
         report = {
             "now": self._clock.wall(),
             "started": self._started,
             "requests": requests,
             "hit_rate": hits / asked if asked else None,
             "verdicts": verdicts,
-            "latency_ms": {str(verdict): _latency(telemetry.request_seconds, verdict) for verdict in Verdict},
+            "latency_ms": {verdict: _quantiles(counts) for verdict, counts in latencies.items()},
+            # As they are counted: the quantiles of a stretch of time are those of the difference of two reports.
+            "latency_counts": {"bounds_s": LATENCY_BUCKETS, "verdicts": latencies},
             "stage_ms": {
-                stage: _quantiles(telemetry.stage_seconds, (stage,))
-                for (stage,) in sorted(telemetry.stage_seconds.counts)
+                stage: _quantiles(counts) for (stage,), counts in sorted(telemetry.stage_seconds.counts.items())
             },
             "tiers": self._tiers(),
             "routed": [
@@ -89,18 +93,17 @@ def _by_last(counter: Counter) -> dict[str, float]:
     return totals
 
 
-def _quantiles(histogram: Histogram, labels: tuple[str, ...]) -> dict[str, float | None]:
-    return {name: _ms(histogram.quantile(q, *labels)) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+def _quantiles(counts: Sequence[int]) -> dict[str, float | None]:
+    return {name: _ms(quantile_of(counts, LATENCY_BUCKETS, q)) for name, q in QUANTILES}
 
 
-def _latency(histogram: Histogram, verdict: str) -> dict[str, float | None]:
-    """Of all routes together."""
-    merged = Histogram("", "", ())
-    merged.counts[()] = [0] * (len(LATENCY_BUCKETS) + 1)
+def _latencies(histogram: Histogram, verdict: str) -> list[int]:
+    """Counts by bucket, of all routes together."""
+    merged = [0] * (len(LATENCY_BUCKETS) + 1)
     for (_, of), counts in histogram.counts.items():
         if of == verdict:
-            merged.counts[()] = [a + b for a, b in zip(merged.counts[()], counts, strict=True)]
-    return _quantiles(merged, ())
+            merged = [a + b for a, b in zip(merged, counts, strict=True)]
+    return merged
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -1,0 +1,137 @@
+"""`nearhit top` before a gateway that runs: as a page, as JSON, and as a screen on a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import main
+from tests.fixtures.gateways import Served
+from tests.fixtures.triton import free_ports
+
+
+async def asked(served: Served) -> None:
+    for question in ("What is a scope?", "What is a scope?", "Why?"):
+        assert (await served.chat(question)).status == 200
+
+
+def where(served: Served, tmp_path: Path) -> list[str]:
+    return ["--config", str(tmp_path / "none.yaml"), "--admin", served.admin_url]
+
+
+async def test_one_page_says_what_the_gateway_did(
+    tiered: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    await asked(tiered)
+    assert await asyncio.to_thread(main, ["top", "--once", *where(tiered, tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert "\x1b" not in page  # no terminal, no colours
+    assert max(map(len, page.splitlines())) <= 80
+    assert "hit rate 33.3 %" in page
+    assert re.search(r"^exact +33\.3 % +\d+\.\d +\d+\.\d +\d+\.\d$", page, re.MULTILINE)
+    assert re.search(r"^light +0 +\d+ +0 +1/1  closed$", page, re.MULTILINE)
+    assert re.search(r"^default +0\.0 %   -$", page, re.MULTILINE)
+
+
+async def test_one_page_as_json(tiered: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await asked(tiered)
+    assert await asyncio.to_thread(main, ["top", "--once", "--json", *where(tiered, tmp_path)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["since_start"], round(said["hit_rate"], 3), said["verdicts"]["exact"]["p95_ms"] > 0) == (
+        True,
+        0.333,
+        True,
+    )
+    assert set(said["backends"]) == {"light", "large"}
+
+
+async def test_no_gateway_there_is_a_sentence_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    arguments = ["top", "--once", "--config", str(tmp_path / "none.yaml"), "--admin", url]
+    assert await asyncio.to_thread(main, arguments) == 1
+    assert capsys.readouterr().err.startswith(f"nearhit: no gateway answers at {url}")
+
+
+@asynccontextmanager
+async def watching(*arguments: str, **environ: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """The command on a pseudo-terminal -> its process and our end."""
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "top", "--refresh", "0.1", *arguments),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environ},
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        os.close(ours)
+
+
+async def read_until(ours: int, words: str, said: str = "") -> str:
+    async with asyncio.timeout(30):
+        while words not in said:
+            try:
+                said += (await asyncio.to_thread(os.read, ours, 65536)).decode()
+            except OSError:  # the process has ended
+                assert words in said, said
+    return said
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
+    tiered: Served, tmp_path: Path, no_color: str
+) -> None:
+    async with watching(*where(tiered, tmp_path), NO_COLOR=no_color) as (process, ours):
+        said = await read_until(ours, "since its start")
+        assert said.startswith("\x1b[?1049h")
+        await asked(tiered)
+        said = await read_until(ours, "hit rate 33.3 %", said)
+        assert "(the last " in said
+        assert ("\x1b[1m" in said) == (not no_color)
+        process.terminate()
+        assert (await read_until(ours, "\x1b[?25h\x1b[?1049l")).endswith("\x1b[?1049l")
+        assert await process.wait() == 0
+
+
+async def test_a_gateway_that_goes_is_asked_again(served: Served, tmp_path: Path) -> None:
+    async with watching(*where(served, tmp_path)) as (process, ours):
+        await read_until(ours, "since its start")
+        await served.gateway.admin_port.stop()
+        await read_until(ours, "asking again")
+        assert process.returncode is None
+
+
+async def test_json_is_an_object_a_line_until_it_is_ended(served: Served, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "top", "--json", "--refresh", "0.1", *where(served, tmp_path)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            first, second = [json.loads(await process.stdout.readline()) for _ in range(2)]
+        assert (first["since_start"], second["since_start"]) == (True, False)
+        process.terminate()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,95 @@
+"""What `nearhit top` makes of two reports, and how it fits on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.messages import Verdict
+from gateway.top.figures import figures
+from gateway.top.view import Line, Tone, cut, drawn, duration, lines
+
+BOUNDS = [0.001, 0.01, 0.1]
+VERDICTS = [str(verdict) for verdict in Verdict]
+
+
+def report(now: float, counts: dict[str, int] | None = None, *, started: float = 0.0, **more: Any) -> dict[str, Any]:
+    """All answers of a verdict take between 1 and 10 ms."""
+    counts = dict.fromkeys(VERDICTS, 0) | (counts or {})
+    return {
+        "now": now,
+        "started": started,
+        "listen": "http://127.0.0.1:8080",
+        "policy": {"hash": "0a1b2c3d4e5f", "routes": ["default"], "faults": []},
+        "verdicts": {name: float(count) for name, count in counts.items()},
+        "latency_counts": {"bounds_s": BOUNDS, "verdicts": {n: [0, c, 0, 0] for n, c in counts.items()}},
+        "shed": 0.0,
+        "tokens_saved": 0.0,
+        "dollars_saved": 0.0,
+        "store_breaker": "closed",
+        "index_ready": True,
+        "backends": {},
+        "routing": [],
+        "quality": [],
+        **more,
+    }
+
+
+counts = st.fixed_dictionaries({name: st.integers(0, 10**6) for name in VERDICTS})
+
+
+@given(counts, counts, st.floats(0.1, 1e4))
+def test_rates_are_of_what_came_between_two_reports(first: Any, more: Any, seconds: float) -> None:
+    both = {name: first[name] + more[name] for name in VERDICTS}
+    found = figures(report(100 + seconds, both), report(100, first))
+    assert abs(found.requests_per_s * found.seconds - sum(more.values())) <= 1e-6 * (1 + sum(more.values()))
+    assert not found.since_start
+    for name, of in found.verdicts.items():
+        assert (of.p50_ms is not None) == (more[name] > 0)
+        assert of.p50_ms is None or 1.0 <= of.p50_ms <= 10.0
+
+
+def test_what_was_never_looked_up_says_nothing_of_the_cache() -> None:
+    assert figures(report(10, {"exact": 1, "miss": 1, "bypass": 8}), None).hit_rate == 0.5
+    assert figures(report(10, {"bypass": 8}), None).hit_rate is None
+
+
+def test_a_gateway_that_was_started_anew_is_counted_from_its_start() -> None:
+    found = figures(report(20, {"miss": 4}, started=10), report(15, {"miss": 400}))
+    assert (found.since_start, found.requests_per_s) == (True, 0.4)
+
+
+def test_wrong_hits_are_shown_with_their_interval_and_what_is_unknown_as_such() -> None:
+    wrong = {"route": "default", "wrong_hits": {"of_served": {"share": 0.004, "low": 0.001, "high": 0.012}}}
+    shares = [{"route": "default", "large_share": 0.25}]
+    text = [line.text for line in lines(figures(report(1, quality=[wrong], routing=shares), None))]
+    assert text[-1].split() == ["default", "25.0", "%", "0.4", "%", "(0.1", "%", "to", "1.2", "%)"]
+    assert [line.text for line in lines(figures(report(1), None))][-1].split() == ["default", "-", "-"]
+
+
+def test_trouble_stands_out() -> None:
+    backend = {"inflight": 1, "limit": 8, "queued": 3, "breaker": "open", "upstreams": [{"state": "open"}]}
+    found = figures(report(1, store_breaker="open", backends={"main": backend}), None)
+    bad = [line.text for line in lines(found) if line.tone is Tone.BAD]
+    assert bad[0].startswith("the store has failed")
+    assert bad[1].split() == ["main", "1", "8", "3", "0/1", "open"]
+
+
+@given(st.text(), st.integers(1, 200))
+def test_nothing_that_a_terminal_would_obey_gets_through(text: str, columns: int) -> None:
+    shown = cut(text, columns)
+    assert len(shown) <= columns
+    assert shown.isprintable()
+
+
+@given(st.integers(0, 50), st.integers(2, 50))
+def test_no_more_lines_than_the_terminal_has(count: int, rows: int) -> None:
+    text = drawn([Line(str(i)) for i in range(count)], 80, rows, colour=False)
+    assert len(text.splitlines()) == min(count, rows)
+    assert ("more lines" in text) == (count > rows)
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (5, 65, 3900, 90000)] == ["5 s", "1 min 05 s", "1 h 05 min", "1 d 01 h"]
