@@ -161,7 +161,7 @@ async def why_not(url: str) -> str:
     except ConnectionRefusedError:
         return "refuses connections: nothing listens there"
     except TimeoutError:
-        return f"takes no connection within {ANSWER_S:g} s"
+        return f"completes no connection within {ANSWER_S:g} s"
     except OSError as error:
         return f"cannot be reached: {error.strerror or type(error).__name__}"
     if parts.scheme.startswith("grpc"):
