@@ -17,7 +17,9 @@ from gateway.doctor.look_machine import built, installed, locked, look_at_folder
 from gateway.doctor.look_network import GatewayFacts, look_at_backends, look_at_gateway
 from gateway.doctor.look_store import store
 from gateway.expectations import disappointments
-from gateway.policy.check import check
+from gateway.faults import ConfigInvalid
+from gateway.policy.check import CheckResult, check
+from gateway.policy.upstream import upstream_config
 
 # Of everything that asks others; each of them has a shorter limit of its own. What is read from this machine's disk
 # has none, since a read cannot be called off.
@@ -26,19 +28,29 @@ STAND_IN = "absent"  # for a secret that is not set: it is never sent, as no loo
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "backends", "limits")
 
 
-async def examine(path: Path, environ: Mapping[str, str]) -> Report:
-    """Changes nothing. Takes at most `LOOK_S` and what this machine's disk takes."""
-    absent = read_config(path, environ).absent
+async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
+    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most `LOOK_S`
+    and what this machine's disk takes."""
+    absent = () if upstream is not None else read_config(path, environ).absent
     # A secret that is not set is a finding of its own, and no reason to leave out all the others.
     pretended = {**environ, **dict.fromkeys(absent, STAND_IN)}
-    findings = list(verdicts.configuration(await asyncio.to_thread(check, (), path, pretended, disappointments)))
-    config = read_config(path, pretended).config
+    result, config = await asyncio.to_thread(_read, path, pretended, upstream)
+    findings = list(verdicts.configuration(result))
     if config is not None:
         findings += verdicts.secrets(list(secrets_of(config)), absent)
         findings += await _examine_config(config, environ, pretended)
     findings.append(verdicts.clock(time.time(), built()))
     findings += verdicts.libraries(sys.version_info[:2], installed(), locked())
     return Report(tuple(findings), () if config is not None else NEEDS_CONFIG)
+
+
+def _read(path: Path, environ: Mapping[str, str], upstream: str | None) -> tuple[CheckResult, Config | None]:
+    if upstream is None:
+        return check((), path, environ, disappointments), read_config(path, environ).config
+    try:
+        return CheckResult((), (), ()), upstream_config(upstream, environ)[0]
+    except ConfigInvalid as invalid:
+        return CheckResult(invalid.faults, (), ()), None
 
 
 async def _examine_config(config: Config, environ: Mapping[str, str], pretended: Mapping[str, str]) -> list[Finding]:

@@ -33,7 +33,7 @@ def configuration(result: CheckResult) -> Iterator[Finding]:
     for problem in result.warnings[:SHOWN]:
         yield warning("configuration", str(problem), "change that line, unless it is meant")
     if not result.faults:
-        yield ok("configuration", f"{len(result.files)} files, no faults")
+        yield ok("configuration", f"{len(result.files) or 'no'} files, no faults")
 
 
 def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:

@@ -236,3 +236,34 @@ async def test_a_gateway_that_runs_is_asked_for_its_health(home: Home, upstream:
         async with asyncio.timeout(30):
             while not any(map(refused, (await home.examine())[1]["gateway"])):
                 pass
+
+
+async def test_a_gateway_that_wants_another_token_is_told_from_another_program(
+    home: Home, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen, admin = free_ports(2)
+    ports = {"listen": f"127.0.0.1:{listen}", "admin": f"127.0.0.1:{admin}", "drain_timeout": "1s"}
+    path = home.write(
+        upstream.url, embedder={"adapter": "hash"}, server=ports, auth={"admin_token_env": "DOCTOR_TOKEN"}
+    )
+    monkeypatch.setenv("DOCTOR_TOKEN", "the-right-one")
+    async with served_by_process(path):
+        monkeypatch.setenv("DOCTOR_TOKEN", "another-one")
+        code, found, said = await home.examine()
+    assert (code, worst(found["gateway"])["level"]) == (0, "warning")
+    assert "it wants another token" in worst(found["gateway"])["found"]
+    assert worst(found["ports"])["level"] == "ok"
+    assert "another-one" not in said
+
+
+async def test_one_endpoint_without_a_file_is_examined_too(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listen, admin = free_ports(2)
+    monkeypatch.setenv("NEARHIT_SERVER__LISTEN", f"127.0.0.1:{listen}")
+    monkeypatch.setenv("NEARHIT_SERVER__ADMIN", f"127.0.0.1:{admin}")
+    assert await asyncio.to_thread(main, ["doctor", "--upstream", upstream.url]) == 0
+    assert f"backends       main: {upstream.url} answers" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["doctor", "--upstream", "no url"]) == 1
+    assert "command line" in capsys.readouterr().out
