@@ -62,11 +62,15 @@ async def _ask(url: str, where: str) -> StoreFacts:
             begun = time.perf_counter()
             await client.ping()
             latencies.append(time.perf_counter() - begun)
-        before = time.time()
-        seconds, micros = await client.time()
-        ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
-        information = {str(name): str(value) for name, value in (await client.info()).items()}
-        return StoreFacts(where, information, await _settings(client), statistics.median(latencies), ahead_s)
+        latency_s = statistics.median(latencies)
+        try:
+            before = time.time()
+            seconds, micros = await client.time()
+            ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
+            information = {str(name): str(value) for name, value in (await client.info()).items()}
+        except NoPermissionError:
+            return StoreFacts(where, {}, {}, latency_s, 0.0)
+        return StoreFacts(where, information, await _settings(client), latency_s, ahead_s)
     finally:
         await client.aclose()
 
@@ -91,7 +95,7 @@ def _without_credentials(url: str) -> str:
 
 def _why(error: BaseException) -> str:
     """Without the server's own sentence, which may repeat what it was told."""
-    if isinstance(error, AuthenticationError | NoPermissionError):
+    if isinstance(error, AuthenticationError):
         return "it does not accept the user or the password of store.url"
     if isinstance(error, TimeoutError):
         return f"nothing within {ANSWER_S:g} s"

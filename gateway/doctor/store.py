@@ -19,7 +19,8 @@ CLOCKS_WRONG_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What a server said. `where`: its URL without credentials. `settings`: of CONFIG GET; empty where that is denied.
+    """What a server said. `where`: its URL without credentials. Empty: `information` (of INFO) or `settings` (of
+    CONFIG GET) where that is denied.
 
     `latency_s`: the median of a few PINGs. `ahead_s`: by how much its clock goes before ours."""
 
@@ -45,6 +46,12 @@ def unreachable(where: str, why: str, embedded: bool) -> Finding:
 def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     """The first one says what is there; further ones say what is wrong with it."""
     said = facts.information
+    if not said:
+        found = (
+            f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, and the user may not ask for more"
+        )
+        yield warning(CHECK, found, "let the user of store.url run INFO and TIME, to have its settings examined")
+        return
     name, version = _version(said)
     found = f"{name} {version} at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms"
     yield _latency(found, facts, config.store.timeout)
@@ -75,10 +82,10 @@ def _persistence(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if said.get(key, "ok") != "ok":
             yield fault(CHECK, f"its last {what} could not be written", "see its log; often its disk is full")
-    if config.jobs.fsync and not (appends and set_to.get("appendfsync", "always") == "always"):
+    if config.jobs.fsync and not (appends and set_to.get("appendfsync") == "always"):
         yield fault(
             CHECK,
-            "jobs.fsync is on, and the server does not write through: jobs are refused",
+            "jobs.fsync is on, and the server does not write through, or does not say so: jobs are refused",
             "set appendonly yes and appendfsync always there, or jobs.fsync: off",
         )
     elif not appends and not set_to.get("save", "?"):

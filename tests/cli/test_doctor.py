@@ -156,6 +156,21 @@ async def test_a_wrong_password_of_the_store_is_told_from_a_server_that_is_down(
     assert "wr0ng" not in said
 
 
+async def test_a_user_that_may_not_ask_for_settings_is_no_store_that_is_down(
+    home: Home, upstream: Upstream, outside_store: OutsideServer
+) -> None:
+    outside_store.client.acl_setuser(
+        "doctor", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info", "-config"]
+    )
+    try:
+        home.write(upstream.url, store={"url": outside_store.url.replace(":s3cret@", "doctor:pw@")})
+        code, found, _ = await home.examine()
+    finally:
+        outside_store.client.acl_deluser("doctor")
+    assert (code, worst(found["store"])["level"]) == (0, "warning")
+    assert "the user may not ask for more" in worst(found["store"])["found"]
+
+
 @pytest.mark.parametrize("wrong", ["absent", "damaged"])
 async def test_a_wrong_embedding_model_is_a_fault(home: Home, upstream: Upstream, tmp_path: Path, wrong: str) -> None:
     folder = tmp_path / "models"
