@@ -52,7 +52,8 @@ async def _connection(port: int, requests: Iterator[bytes], expect: bytes, laten
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200") or expect not in head:
-                raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}")
+                said = await reader.read(500)
+                raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}{said.decode()}")
             lowered = head.lower()
             if b"transfer-encoding: chunked" in lowered:
                 await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
