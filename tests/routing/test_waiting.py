@@ -155,7 +155,7 @@ def test_nobody_is_refused_for_a_wait_that_nobody_notices() -> None:
     waiting = Waiting()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
     assert waiting.room(16, 10.0, 0.001, ceiling=64) == 64 * PER_PLACE, "standing for long, and at an end in 16 ms"
-    assert waiting.room(16, 10.0, 0.02, ceiling=64) == 40, "those who wait no longer than 50 ms"
+    assert waiting.room(16, 10.0, 0.04, ceiling=64) == 80, "those who wait no longer than 200 ms"
     assert waiting.room(16, 10.0, 1.0, ceiling=64) == 8
 
 
