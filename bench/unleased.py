@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway import chains
 from gateway.cli import main
+from gateway.composition import chains
 
 if __name__ == "__main__":
     chains._lead = lambda *_: []

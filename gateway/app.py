@@ -11,30 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.access_log import AccessLog
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.backends import shown
 from gateway.admin.explain import ExplainHandler
+from gateway.admin.gauges import Gauges, show_policy
 from gateway.admin.limits import LimitsHandler
 from gateway.admin.quality import Quality
 from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.background import run_within
-from gateway.chains import Parts, build_parts, route_chains
-from gateway.config import Config
-from gateway.dialects.known import DIALECTS, shape_of_errors
-from gateway.errors import NotFound
-from gateway.explain_requests import ExplainRequests
-from gateway.faults import Fault
-from gateway.front import Front
-from gateway.gauges import Gauges, show_policy
-from gateway.job_parts import build_jobs
-from gateway.kserve_grpc.port import GrpcPort
-from gateway.messages import Request, Response
-from gateway.observer import Observer
-from gateway.operations import cache_admin_of, migration_of, policy_admin_of, recovery_of, removal_of, succession_of
-from gateway.parts import (
+from gateway.composition.chains import Parts, build_parts, route_chains
+from gateway.composition.job_parts import build_jobs
+from gateway.composition.operations import (
+    cache_admin_of,
+    migration_of,
+    recovery_of,
+    removal_of,
+    succession_of,
+)
+from gateway.composition.parts import (
     DataDirLock,
     Stores,
     build_embedder,
@@ -42,17 +38,28 @@ from gateway.parts import (
     open_stores,
     secret,
 )
+from gateway.config import Config
+from gateway.data_port.front import Front
+from gateway.data_port.server import DataPort
+from gateway.dialects.known import DIALECTS, shape_of_errors
+from gateway.errors import NotFound
+from gateway.explaining.requests import ExplainRequests
+from gateway.kserve_grpc.port import GrpcPort
+from gateway.messages import Request, Response
+from gateway.observing.access_log import AccessLog
+from gateway.observing.observer import Observer
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy
-from gateway.policy_life import PolicyLife
+from gateway.policy_life.admin import policy_admin_of
+from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
-from gateway.server import DataPort
 from gateway.stages.authenticate import Keys, Passthrough
 from gateway.stages.feedback import Feedback
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, RouteTable
 from gateway.stages.protect import Protect
+from gateway.written.faults import Fault
 
 LOG = logging.getLogger("nearhit")
 SAMPLE_EVERY_S = 5.0

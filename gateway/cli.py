@@ -17,30 +17,30 @@ import uvloop
 
 from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
-from gateway.admin_client import place_of
-from gateway.cache_commands import register
-from gateway.completion import register as register_completion
+from gateway.commands.admin_client import place_of
+from gateway.commands.cache import register
+from gateway.commands.completion import register as register_completion
+from gateway.commands.doctor.command import register as register_doctor
+from gateway.commands.explain import explain, explain_by_gateway
+from gateway.commands.jobs import register as register_jobs
+from gateway.commands.json_schema import config_schema, policy_schema
+from gateway.commands.policy import register as register_policy
+from gateway.commands.policy import warnings_of
+from gateway.commands.serve import serve, serve_upstream
+from gateway.commands.top.command import register as register_top
+from gateway.composition.parts import StartFailed, secret
 from gateway.demo.errors import DemoUnavailable
 from gateway.demo.play import demo
 from gateway.demo.triton_environment import default_environment, ensure_triton
-from gateway.doctor.command import register as register_doctor
 from gateway.errors import Refused
-from gateway.expectations import disappointments
-from gateway.explain import explain, explain_by_gateway
-from gateway.explain_pair import checked, explain_by, explain_offline
-from gateway.explanation import Explanation
-from gateway.faults import ConfigInvalid
-from gateway.job_commands import register as register_jobs
-from gateway.json_schema import config_schema, policy_schema
+from gateway.explaining.explanation import Explanation
+from gateway.explaining.pair import checked, explain_by, explain_offline
 from gateway.modelkit.fetch import FetchFailed, fetch
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.parts import StartFailed, secret
 from gateway.policy.check import check
-from gateway.policy_commands import register as register_policy
-from gateway.policy_commands import warnings_of
-from gateway.serve import serve, serve_upstream
-from gateway.top.command import register as register_top
-from gateway.units import Address, parse_address
+from gateway.policy_life.expectations import disappointments
+from gateway.written.faults import ConfigInvalid
+from gateway.written.units import Address, parse_address
 
 GOOD, FAULT, USAGE = 0, 1, 2
 # What may go wrong for an operator, each with one clear sentence as its text.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from gateway.precedence import Priority
 
 if TYPE_CHECKING:
-    from gateway.gathering import Gathering
+    from gateway.flights.gathering import Gathering
+    from gateway.observing.trace import Trace
     from gateway.ports import Batch, BodySource, Dialect, Duplex
-    from gateway.trace import Trace
 
 Vector = NDArray[np.float32]
 """A unit-length embedding: float32, shape (d,)."""

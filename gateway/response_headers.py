@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.messages import Provenance, Verdict
-from gateway.trace import Trace
+from gateway.observing.trace import Trace
 
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
 

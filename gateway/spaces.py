@@ -2,7 +2,7 @@
 
 Vectors of different models are never compared, and what was learnt of one model's similarities says nothing of
 another's. So the model is not passed around beside its index and its thresholds: they are one object, and where the
-model changes, one reference is swapped (gateway/succession.py).
+model changes, one reference is swapped (gateway/upkeep/succession.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.adapters.front_store import FrontStore
-from gateway.aloft import Aloft
-from gateway.audits import Audits
 from gateway.cache.control.controls import Controls
-from gateway.checkpoints import Checkpoints
-from gateway.comparisons import Comparisons
-from gateway.labels import Labels
-from gateway.learning import Learning
+from gateway.flights.aloft import Aloft
 from gateway.ports import Embedder, ResponseStore, VectorIndex, Verifier
+from gateway.quality.audits import Audits
+from gateway.quality.comparisons import Comparisons
+from gateway.quality.labels import Labels
+from gateway.quality.learning import Learning
 from gateway.routing.complexity import ComplexityModel
+from gateway.upkeep.checkpoints import Checkpoints
 
 MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cache.control.ledger import Ledger
+from gateway.composition.parts import build_encoder, build_verifier
 from gateway.config.schema import Embedder as EmbedderConfig
 from gateway.config.schema import Verifier as VerifierConfig
-from gateway.parts import build_encoder, build_verifier
 from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost

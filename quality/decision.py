@@ -15,11 +15,11 @@ from gateway.cache.freshness import Freshness
 from gateway.cache.judged import Judged
 from gateway.cache.served import ServedHits
 from gateway.messages import Call, Embedding, Entry, Neighbour, Request, Vector
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Semantic
 from gateway.ports import Acceptance, Embedder, TextEncoder, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
 from gateway.stages.semantic_lookup import SemanticLookup
-from gateway.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import flight as flights
-from gateway import leasing as leasings
-from gateway.leasing import Leasing
-from gateway.telemetry import Telemetry
-from gateway.unstorable import REMEMBERED_S, Unstorable
+from gateway.flights import flight as flights
+from gateway.flights import leasing as leasings
+from gateway.flights.leasing import Leasing
+from gateway.flights.unstorable import REMEMBERED_S, Unstorable
+from gateway.observing.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from gateway.cli import build_parser
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.schema import PolicyFile
 from gateway.precedence import Shed
-from gateway.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()

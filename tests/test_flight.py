@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
 
-from gateway import flight as flights
 from gateway.bodies import Guarded, close_body, close_stream
 from gateway.errors import BackendError, StreamBroken
-from gateway.flight import Flight
+from gateway.flights import flight as flights
+from gateway.flights.flight import Flight
 from gateway.messages import ByteStream, Event, EventStream, Response, Whole
 
 pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from gateway import parts, recovery
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_store import RedisStore
 from gateway.cache.feedback import Counterexamples
+from gateway.composition import parts
 from gateway.config import Config
 from gateway.ports import StoredVector
-from gateway.recovery import Recovery
+from gateway.upkeep import recovery
+from gateway.upkeep.recovery import Recovery
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway import parts
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_migration import RedisMigration
+from gateway.composition import parts
 from gateway.config import Config
 from gateway.messages import Vector
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of

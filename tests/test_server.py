@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.composition.parts import StartFailed
 from gateway.messages import Bypass, Provenance, Verdict
-from gateway.parts import StartFailed
 from gateway.response_headers import cache_status
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, stream

@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 
-from gateway import parts, space_parts, succession
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.adapters.redis_store import RedisStore, entry_key
 from gateway.cache.control.evidence import Evidence
+from gateway.composition import parts, space_parts
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
-from gateway.recovery import Recovery
 from gateway.spaces import Newcomers
+from gateway.upkeep import succession
+from gateway.upkeep.recovery import Recovery
 from tests.fixtures.chromium import find_or_install_chromium, load
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
@@ -458,8 +459,8 @@ async def test_lookups_stay_with_the_old_model_while_the_new_one_gives_no_vector
 ) -> None:
     """Or its texts would all be skipped, and the cache be empty after the swap."""
     await fill(start(HASH))
-    monkeypatch.setattr("gateway.migration.RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.migration.AWAY", 2)
+    monkeypatch.setattr("gateway.upkeep.migration.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.upkeep.migration.AWAY", 2)
     embed, away, tries = BatchingEmbedder.embed, asyncio.Event(), 0
 
     async def sometimes(self: BatchingEmbedder, text: str) -> Embedding:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import units
+from gateway.written import units
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ LEARNING = PREFIX + "learning"
 MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
 SCAN_BATCH = 500
 # What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
-# (gateway/succession.py): the one that lookups still go by, beside the one that they will.
+# (gateway/upkeep/succession.py): the one that lookups still go by, beside the one that they will.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5

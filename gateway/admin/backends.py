@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.lane import Lane
-from gateway.pool import Pool
+from gateway.backends.lane import Lane
+from gateway.backends.pool import Pool
 from gateway.routing.latency import CONFIDENCE, Asked
 
 

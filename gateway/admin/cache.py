@@ -13,11 +13,11 @@ from pydantic import Field, ValidationError
 
 from gateway.admin.answers import NO_STORE, json_answer
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
-from gateway.portability import ImportIncomplete, Portability
-from gateway.removal import Removal
-from gateway.removal_report import Incomplete, Wanted
-from gateway.units import PositiveDuration
-from gateway.validation import NOT_EMPTY, Section, complaints
+from gateway.upkeep.portability import ImportIncomplete, Portability
+from gateway.upkeep.removal import Removal
+from gateway.upkeep.removal_report import Incomplete, Wanted
+from gateway.written.units import PositiveDuration
+from gateway.written.validation import NOT_EMPTY, Section, complaints
 
 MAX_STREAMS = 4  # exports and imports at once
 STALL_S = 30.0  # how long a client may take for a piece of one

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.quotas import MAX_SEEN, Quotas
+from gateway.calling.quotas import MAX_SEEN, Quotas
 
 SHOWN = 50
 

@@ -12,11 +12,11 @@ from aiohttp import web
 
 from gateway.admin.answers import json_answer
 from gateway.errors import StoreUnavailable
-from gateway.escalations import Escalations
-from gateway.learning import Learning
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
-from gateway.telemetry import Telemetry
+from gateway.quality.escalations import Escalations
+from gateway.quality.learning import Learning
 
 
 class Routing:

@@ -13,8 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from gateway.admin.answers import json_answer
 from gateway.admin.quality import Quality
 from gateway.admin.stats import Stats
-from gateway.telemetry import Telemetry
-from gateway.units import Address
+from gateway.observing.telemetry import Telemetry
+from gateway.written.units import Address
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # The page is one file: nothing is loaded from anywhere else, and nobody may frame it.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.messages import Verdict
+from gateway.observing.quantiles import quantile_of
+from gateway.observing.telemetry import LATENCY_BUCKETS, Counter, Histogram, Telemetry
 from gateway.ports import Clock
-from gateway.quantiles import quantile_of
-from gateway.telemetry import LATENCY_BUCKETS, Counter, Histogram, Telemetry
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 HISTORY = 720  # samples: an hour at one in 5 seconds

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from gateway.messages import Admission, Call, Entry, Vector
 from gateway.ports import Dialect
-from gateway.units import parse_duration
-from gateway.validation import Section, complaints
+from gateway.written.units import parse_duration
+from gateway.written.validation import Section, complaints
 
 VERSION = 1
 MAX_LIFETIME_S = parse_duration("3650d")

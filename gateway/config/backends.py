@@ -21,8 +21,8 @@ from gateway.config.upstreams import (
     address_problems,
 )
 from gateway.config.urls import GrpcUrl, HttpUrl
-from gateway.units import PositiveDuration, Switch
-from gateway.validation import Problem, Section, one_of
+from gateway.written.units import PositiveDuration, Switch
+from gateway.written.validation import Problem, Section, one_of
 
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 _Concurrency = Annotated[int, Field(ge=1, le=100_000)]

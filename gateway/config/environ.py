@@ -10,9 +10,9 @@ from typing import Any, get_origin
 
 from gateway.config.backends import section_of
 from gateway.config.schema import Config
-from gateway.faults import Fault, KeyPath, closest
-from gateway.validation import Section
-from gateway.yaml_scalars import ScalarInvalid, resolve_scalar
+from gateway.written.faults import Fault, KeyPath, closest
+from gateway.written.validation import Section
+from gateway.written.yaml_scalars import ScalarInvalid, resolve_scalar
 
 _PREFIX = "NEARHIT_"
 _TOP_LEVEL = ("data_dir", "policies")

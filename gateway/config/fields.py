@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from gateway import written
-from gateway.faults import show
-from gateway.written import Written
+from gateway.written import forms as written
+from gateway.written.faults import show
+from gateway.written.forms import Written
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, Text
-from gateway.units import PositiveDuration, Size, Switch
-from gateway.validation import Section
+from gateway.written.units import PositiveDuration, Size, Switch
+from gateway.written.validation import Section
 
 
 class Jobs(Section):

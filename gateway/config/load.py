@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environ import environment_fault, override
 from gateway.config.schema import Config, EmbeddingModel
-from gateway.faults import ConfigInvalid, Fault, KeyPath, in_order
-from gateway.validation import complaints
-from gateway.yaml_source import load_yaml, read_file
+from gateway.written.faults import ConfigInvalid, Fault, KeyPath, in_order
+from gateway.written.validation import complaints
+from gateway.written.yaml_source import load_yaml, read_file
 
 DEFAULT_PATH = Path("config.yaml")
 MODEL_FILES = ("model.onnx", "tokenizer.json")  # of `adapter: onnx`

@@ -13,8 +13,8 @@ from gateway.config.backends import BackendConfig
 from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, Version, Workers
 from gateway.config.jobs import Jobs
 from gateway.config.urls import StoreUrl
-from gateway.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
-from gateway.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
+from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)

@@ -8,9 +8,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator
 
-from gateway import written
-from gateway.faults import show
-from gateway.written import Written
+from gateway.written import forms as written
+from gateway.written.faults import show
+from gateway.written.forms import Written
 
 
 def http_url(value: object) -> str:

@@ -13,15 +13,15 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from gateway import logs
 from gateway.app import Gateway, running
+from gateway.commands.serve import following, until_signalled
+from gateway.composition.parts import StartFailed
 from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
 from gateway.modelkit.files import default_model_dir
-from gateway.parts import StartFailed
-from gateway.serve import following, until_signalled
-from gateway.staging import staged_folder
-from gateway.units import Address
+from gateway.observing import logs
+from gateway.policy_life.staging import staged_folder
+from gateway.written.units import Address
 
 # Triton's own ports, beside the gRPC one that config.yaml names.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002

@@ -13,8 +13,8 @@ from gateway.errors import StoreUnavailable
 from gateway.jobs.outcome import backoff_s
 from gateway.jobs.signing import message_id, payload_of, signed
 from gateway.jobs.store import Delivery, JobStore
+from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.telemetry import Telemetry
 
 LOOK_EVERY_S = 1.0
 HOLD_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it

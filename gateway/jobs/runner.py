@@ -11,10 +11,10 @@ from gateway.errors import StreamBroken
 from gateway.jobs.model import Job, Result
 from gateway.jobs.sealing import Sealer, Unsealable
 from gateway.messages import ByteStream, EventStream, Request, Response, Whole
+from gateway.observing.trace import Trace
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.response_headers import answer_headers
-from gateway.trace import Trace
 
 # What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
 NOT_KEPT = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})

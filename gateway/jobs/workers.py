@@ -14,8 +14,8 @@ from gateway.jobs.model import Claimed, Result, Status
 from gateway.jobs.outcome import Again, Pace, Terms, judged
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.jobs.store import Conclusion, Hold, JobStore
+from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.jobs")
 BEAT_S = 1.0  # how soon what another gateway cancels is given up here, and what it accepts is looked for

@@ -11,9 +11,9 @@ from multidict import CIMultiDict
 
 from gateway.dialects.kserve import STREAM
 from gateway.messages import Request, Response
+from gateway.observing.trace import Trace
 from gateway.ports import Clock
 from gateway.response_headers import answer_headers
-from gateway.trace import Trace
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 BUDGET = "x-latency-budget-ms"

@@ -16,7 +16,7 @@ from gateway.kserve_grpc.asking import Asking
 from gateway.kserve_grpc.inference import Failed, infer, infer_all
 from gateway.pipeline import Handler
 from gateway.ports import Clock
-from gateway.units import Address
+from gateway.written.units import Address
 
 LOG = logging.getLogger("nearhit.grpc")
 SERVICE = "inference.GRPCInferenceService"

@@ -10,10 +10,10 @@ from typing import Any
 
 from gateway.config.load import Reading as ConfigReading
 from gateway.config.load import read_config
-from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.load import LAST_FILE, policy_files, read_policy, read_texts
 from gateway.policy.model import Policy
-from gateway.yaml_source import load_yaml, read_file
+from gateway.written.faults import ConfigInvalid, Fault, in_order
+from gateway.written.yaml_source import load_yaml, read_file
 
 
 @dataclass(frozen=True, slots=True)

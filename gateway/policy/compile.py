@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gateway.faults import Fault
 from gateway.policy.limits import compiled_limits
 from gateway.policy.model import (
     AdmissionRules,
@@ -23,7 +22,8 @@ from gateway.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, S
 from gateway.policy.targets import Cascade, Shadow
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
-from gateway.yaml_source import Source
+from gateway.written.faults import Fault
+from gateway.written.yaml_source import Source
 
 # Where the light model's answer is as likely to be worse as not.
 DEFAULT_THRESHOLD = 0.5

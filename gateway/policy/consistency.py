@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from gateway.faults import Fault, KeyPath, show, unknown
 from gateway.policy.targets import names_in
-from gateway.yaml_source import Source
+from gateway.written.faults import Fault, KeyPath, show, unknown
+from gateway.written.yaml_source import Source
 
 JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
 Rule = tuple[Source, KeyPath, dict[str, Any]]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.faults import Fault
 from gateway.policy.consistency import JUDGES, Rule, at, rules_of
 from gateway.policy.globs import covers
 from gateway.policy.targets import names_in
-from gateway.yaml_source import Source
+from gateway.written.faults import Fault
+from gateway.written.yaml_source import Source
 
 MAX_COMPARED = 512  # rules: each is held against all before it
 _GIVE_NO_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})

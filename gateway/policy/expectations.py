@@ -1,6 +1,6 @@
 """What a policy is to do with requests: `tests:` of a policy file, as written and as they are run.
 
-`gateway.expectations` runs them.
+`gateway.policy_life.expectations` runs them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import Text
-from gateway.faults import Fault, KeyPath
 from gateway.messages import Bypass
-from gateway.validation import Problem, Section, one_of
-from gateway.written import Written
-from gateway.yaml_source import Source
+from gateway.written.faults import Fault, KeyPath
+from gateway.written.forms import Written
+from gateway.written.validation import Problem, Section, one_of
+from gateway.written.yaml_source import Source
 
 MAX_EXPECTATIONS = 200  # of a file
 # What the other reasons come from is not known without a store, an embedder or a client that waits.

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.errors import BadRequest, Refused
-from gateway.faults import ConfigInvalid
 from gateway.policy.load import policy_files, read_texts
 from gateway.policy.model import Text
+from gateway.written.faults import ConfigInvalid
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.yaml", re.ASCII)
 _NEW_FILE_MODE = 0o644

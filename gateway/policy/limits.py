@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from gateway import written
-from gateway.faults import show
-from gateway.units import PositiveShare
-from gateway.validation import NOT_EMPTY, Problem, Section, one_of
-from gateway.written import Schema, Shorthand, Written, any_of
+from gateway.written import forms as written
+from gateway.written.faults import show
+from gateway.written.forms import Schema, Shorthand, Written, any_of
+from gateway.written.units import PositiveShare
+from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 _PACE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", re.ASCII)
 _TIMES = {None: 1, "k": 1_000, "M": 1_000_000}

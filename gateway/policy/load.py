@@ -10,15 +10,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.config import Config
-from gateway.faults import ConfigInvalid, Fault, in_order
 from gateway.policy.compile import compiled, not_in_force
 from gateway.policy.consistency import contradictions
 from gateway.policy.doubts import doubts, unused
 from gateway.policy.expectations import Expectation, compiled_expectations
 from gateway.policy.model import Policy, Route, Text
 from gateway.policy.schema import PolicyFile
-from gateway.validation import complaints
-from gateway.yaml_source import Source, load_yaml, read_file
+from gateway.written.faults import ConfigInvalid, Fault, in_order
+from gateway.written.validation import complaints
+from gateway.written.yaml_source import Source, load_yaml, read_file
 
 LAST_FILE = "default.yaml"
 MAX_FILES = 256

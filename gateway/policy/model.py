@@ -9,12 +9,12 @@ from fnmatch import translate
 from pathlib import PurePath
 from typing import Literal
 
-from gateway.faults import Fault
 from gateway.policy.expectations import Expectation
 from gateway.policy.limits import Limits
 from gateway.policy.targets import Cascade, Part, Shadow
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
+from gateway.written.faults import Fault
 
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway import written
 from gateway.config.fields import Name, Text, Version
-from gateway.faults import show
 from gateway.policy.expectations import MAX_EXPECTATIONS, ExpectationRule
 from gateway.policy.limits import LimitRules, counted_twice, without_tiers
 from gateway.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
-from gateway.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
-from gateway.validation import NOT_EMPTY, Problem, Section, one_of
-from gateway.written import Written, or_written
+from gateway.written import forms as written
+from gateway.written.faults import show
+from gateway.written.forms import Written, or_written
+from gateway.written.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
+from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 
 class ExactRule(Section):

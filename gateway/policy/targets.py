@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from gateway import written
 from gateway.config.fields import Text
-from gateway.faults import show
-from gateway.units import PositiveShare, parse_positive_share, parse_share
-from gateway.validation import Problem, Section, one_of
-from gateway.written import Written, any_of
+from gateway.written import forms as written
+from gateway.written.faults import show
+from gateway.written.forms import Written, any_of
+from gateway.written.units import PositiveShare, parse_positive_share, parse_share
+from gateway.written.validation import Problem, Section, one_of
 
 MAX_TIERS, MAX_SAMPLES = 8, 9
 

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from gateway.config import Config
 from gateway.config.load import build
-from gateway.faults import ConfigInvalid, Fault, KeyPath
 from gateway.policy.load import policy_from_text
 from gateway.policy.model import Policy
+from gateway.written.faults import ConfigInvalid, Fault, KeyPath
 
 _POLICY = b"""\
 version: 1

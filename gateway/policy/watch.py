@@ -8,9 +8,9 @@ from pathlib import Path
 
 from watchfiles import awatch
 
-from gateway.faults import ConfigInvalid, Fault
 from gateway.policy.history import BY_FILE, Author
 from gateway.policy.model import Policy
+from gateway.written.faults import ConfigInvalid, Fault
 
 OnReload = Callable[[Policy | None, tuple[Fault, ...]], None]
 """Called with the policy that is now in force, or with None and the faults that kept the last good one."""

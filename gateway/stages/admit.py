@@ -11,6 +11,7 @@ from gateway.cache.admission import judged, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.errors import StoreUnavailable
+from gateway.flights.unstorable import Unstorable
 from gateway.messages import (
     Admission,
     Call,
@@ -24,11 +25,10 @@ from gateway.messages import (
     Verdict,
     Whole,
 )
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.policy.model import Route
 from gateway.ports import Clock, Inspection, NearStore, VectorIndex
-from gateway.telemetry import Telemetry
-from gateway.unstorable import Unstorable
 
 LOG = logging.getLogger("nearhit.store")
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128

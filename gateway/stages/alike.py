@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.aloft import Aloft, Question
 from gateway.bodies import with_end
+from gateway.flights.aloft import Aloft, Question
+from gateway.flights.unstorable import Unstorable
 from gateway.messages import Request, Response
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.routing.budget import patience_s
 from gateway.stages.semantic_lookup import SemanticLookup
-from gateway.telemetry import Telemetry
-from gateway.unstorable import Unstorable
 
 
 class Alike:

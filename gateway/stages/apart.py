@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.cache.keys import fingerprint_of, owner_of, scope_of
 from gateway.errors import BackendError, Malformed
-from gateway.gathering import Gathering
+from gateway.flights.gathering import Gathering
 from gateway.messages import Call, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.audits import Audits
 from gateway.messages import Request, Response, Verdict
 from gateway.pipeline import Handler
 from gateway.policy.model import Audit as Rule
+from gateway.quality.audits import Audits
 
 
 class Audit:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
-from gateway.flight import Flight
+from gateway.flights.flight import Flight
+from gateway.flights.unstorable import Unstorable
 from gateway.messages import Request, Response, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.stages.limit import asker_of
-from gateway.telemetry import Telemetry
-from gateway.unstorable import Unstorable
 
 
 class Coalesce:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.asking import Answered
-from gateway.deciding import Deciding
+from gateway.calling.asking import Answered
+from gateway.calling.deciding import Deciding
+from gateway.calling.promises import Promises
 from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
-from gateway.escalations import Escalations
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Route
-from gateway.promises import Promises
+from gateway.quality.escalations import Escalations
 from gateway.routing.choice import Decision
-from gateway.telemetry import Telemetry
 
 Ask = Callable[[Request, Decision], Awaitable[Answered]]
 """Puts a request to the backends of a decision. Raises `Refused`."""
@@ -21,7 +21,7 @@ Seen = Callable[[Request, Response], Response]
 
 
 class Dispatch:
-    """`bypass` says why the caches of this chain are not asked, None where they were; `seen`: see `gateway.shadows`."""
+    """`bypass` says why the caches of this chain are not asked, None where they were; `seen`: see `calling.shadows`."""
 
     def __init__(
         self,

@@ -12,9 +12,9 @@ from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
 from gateway.messages import Bypass, CacheDirectives, Entry, Request, Response, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.store")
 FAILED = frozenset({500, 502, 503, 504})  # RFC 5861, section 4

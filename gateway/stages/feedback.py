@@ -17,11 +17,11 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, NotFound
-from gateway.escalations import Escalations
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
+from gateway.quality.escalations import Escalations
 from gateway.spaces import Spaces
-from gateway.telemetry import Telemetry
 
 PATH = "/v1/feedback"
 

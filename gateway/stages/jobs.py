@@ -24,8 +24,8 @@ from gateway.jobs.store import Admittance, Bounds, JobStore
 from gateway.jobs.submission import PATH, Wish, kept_headers, preferred, submitted, wants_async
 from gateway.jobs.workers import Workers
 from gateway.messages import Bypass, Event, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
-from gateway.telemetry import Telemetry
 
 ONE = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
 RETRY_AFTER_S = 5

@@ -9,13 +9,13 @@ from gateway.bodies import with_end
 from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import StoreUnavailable
-from gateway.leasing import Leasing
+from gateway.flights.leasing import Leasing
+from gateway.flights.unstorable import Unstorable
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
 from gateway.routing.budget import patience_s
-from gateway.telemetry import Telemetry
-from gateway.unstorable import Unstorable
 
 # A holder may die; if the next one ends without an answer too, waiting for a third would only line up the others.
 MAX_HOLDERS = 2

@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.bodies import Guarded, with_end
+from gateway.calling.quotas import Grant, Quotas
 from gateway.credentials import key_of
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.messages import Call, Event, EventStream, Request, Response, Usage, Whole
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.policy.limits import Per
 from gateway.policy.model import Route
-from gateway.quotas import Grant, Quotas
 from gateway.routing.estimates import BYTES_A_TOKEN, Typical, input_tokens
 from gateway.routing.limiting import (
     LONG_S,
@@ -32,7 +33,6 @@ from gateway.routing.limiting import (
 )
 from gateway.routing.quota import MICROS
 from gateway.stages.admit import Price
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.limits")
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted

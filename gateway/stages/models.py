@@ -9,12 +9,12 @@ from urllib.parse import unquote
 
 import orjson
 
+from gateway.backends.pool import Pool
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
-from gateway.pool import Pool
 
 PATH = "/v1/models"
 LISTED = ("openai", "anthropic", "text")  # what offers models by name

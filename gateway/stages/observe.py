@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gateway.bodies import Ending, Guarded, Ready
 from gateway.messages import ByteStream, EventStream, Provenance, Request, Response, Tunnel, Whole
-from gateway.observer import Observer
+from gateway.observing.observer import Observer
 from gateway.pipeline import Handler
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer

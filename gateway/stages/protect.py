@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from gateway.errors import BackendFull, Overloaded, Refused
 from gateway.messages import Provenance, Request, Response, Verdict, Whole
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.ports import Dialect
 from gateway.precedence import Shed
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
 

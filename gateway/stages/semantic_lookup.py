@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from gateway.aloft import Question
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import relation_of
 from gateway.cache.framed import of_what_varies
@@ -19,12 +18,13 @@ from gateway.cache.judged import VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
 from gateway.cache.templates import varying
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
+from gateway.flights.aloft import Question
 from gateway.messages import Call, Embedding, Entry, Neighbour, Refusal, Request, Response, Verdict
+from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.policy.model import Semantic
 from gateway.ports import Candidate, Clock, Embedder, NearStore, Opinion, VectorIndex, Verifier
 from gateway.stages.feedback import Memory
-from gateway.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.semantic")
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.

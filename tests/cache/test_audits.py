@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.access_log import AccessLog
-from gateway.audits import MAX_AT_ONCE, MAX_WAITING
 from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
-from gateway.comparisons import Comparisons
 from gateway.dialects.openai import OpenAI
 from gateway.errors import EmbedderUnavailable
-from gateway.learning import Learning
 from gateway.messages import Embedding, Refusal, Request
+from gateway.observing.access_log import AccessLog
+from gateway.observing.trace import Trace
 from gateway.ports import Acceptance
-from gateway.trace import Trace
+from gateway.quality.audits import MAX_AT_ONCE, MAX_WAITING
+from gateway.quality.comparisons import Comparisons
+from gateway.quality.learning import Learning
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 from tests.fixtures.fakes import MemoryStore

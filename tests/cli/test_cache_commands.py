@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from gateway import cache_commands, warming
 from gateway.cli import main
+from gateway.commands import cache as cache_commands
+from gateway.commands import warming
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN

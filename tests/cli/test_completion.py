@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import build_parser, main
-from gateway.completion import SHELLS
+from gateway.commands.completion import SHELLS
 
 
 def commands(parser: argparse.ArgumentParser, name: str = "nearhit") -> Iterator[tuple[str, argparse.ArgumentParser]]:

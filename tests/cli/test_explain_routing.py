@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway import explain as command
 from gateway.cli import main
-from gateway.explain import explain
-from gateway.explanation import Explanation
+from gateway.commands import explain as command
+from gateway.commands.explain import explain
+from gateway.explaining.explanation import Explanation
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.several import behind, policy_of

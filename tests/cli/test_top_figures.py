@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.commands.top.figures import figures
+from gateway.commands.top.view import Line, Tone, cut, drawn, duration, lines
 from gateway.messages import Verdict
-from gateway.top.figures import figures
-from gateway.top.view import Line, Tone, cut, drawn, duration, lines
 
 BOUNDS = [0.001, 0.01, 0.1]
 VERDICTS = [str(verdict) for verdict in Verdict]

@@ -26,9 +26,9 @@ from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
 from gateway.messages import EventStream, Request, Whole
 from gateway.modelkit.files import MODEL, default_model_dir
+from gateway.observing.trace import Trace
 from gateway.ports import Backend
 from gateway.routing.naming import ModelNames
-from gateway.trace import Trace
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.onnx_models import generator, onnx
 from tests.fixtures.triton import RunningTriton, free_ports

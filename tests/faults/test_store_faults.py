@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from gateway import recovery
 from gateway.adapters.redis_store import FAILURES
 from gateway.routing.breaker import State
+from gateway.upkeep import recovery
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered

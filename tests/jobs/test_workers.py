@@ -11,8 +11,8 @@ from gateway.jobs.model import Claimed, Job, Result
 from gateway.jobs.outcome import Terms
 from gateway.jobs.store import Conclusion, Counts, Hold
 from gateway.jobs.workers import Workers
+from gateway.observing.telemetry import Telemetry
 from gateway.precedence import Priority
-from gateway.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.waiting import until
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway import quotas
+from gateway.calling import quotas
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from gateway.expectations import MAX_S, disappointments
-from gateway.faults import ConfigInvalid
 from gateway.policy.load import policy_from_text
 from gateway.policy.model import Text
-from gateway.staging import adapters_of, staged
+from gateway.policy_life.expectations import MAX_S, disappointments
+from gateway.policy_life.staging import adapters_of, staged
+from gateway.written.faults import ConfigInvalid
 
 from .documents import config
 

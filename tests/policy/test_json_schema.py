@@ -11,11 +11,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway.cli import main
+from gateway.commands.json_schema import config_schema, policy_schema
 from gateway.config.load import read_config
-from gateway.faults import ConfigInvalid
-from gateway.json_schema import config_schema, policy_schema
 from gateway.policy.load import Text, read_policy
-from gateway.yaml_source import load_yaml
+from gateway.written.faults import ConfigInvalid
+from gateway.written.yaml_source import load_yaml
 
 ROOT = Path(__file__).parents[2]
 TESTDATA = Path(__file__).parent / "testdata"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.faults import ConfigInvalid
 from gateway.policy.check import check
 from gateway.policy.load import load_policy, policy_from_text
 from gateway.policy.model import Audit, Policy, Replay
+from gateway.written.faults import ConfigInvalid
 
 from .documents import config, rule, text
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.faults import Fault
 from gateway.policy.load import load_policy
 from gateway.policy.model import Policy
 from gateway.policy.watch import PolicyHolder
+from gateway.written.faults import Fault
 
 from .documents import config, policy, rule, text
 

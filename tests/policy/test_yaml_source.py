@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.faults import ConfigInvalid
-from gateway.yaml_source import MAX_BYTES, Source, load_yaml
+from gateway.written.faults import ConfigInvalid
+from gateway.written.yaml_source import MAX_BYTES, Source, load_yaml
 
 
 def read(text: str | bytes, environ: dict[str, str] | None = None) -> Source:

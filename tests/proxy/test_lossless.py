@@ -277,6 +277,6 @@ async def test_streams_that_are_remembered_take_bounded_memory(
     served: Served, scripted_upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not remembered is answered all the same."""
-    monkeypatch.setattr("gateway.front.MAX_FORMED_BYTES", 1)
+    monkeypatch.setattr("gateway.data_port.front.MAX_FORMED_BYTES", 1)
     answers = [(await served.post(CHAT, {**ASK, "stream": True})).body for _ in range(4)]
     assert answers[1:] == answers[:1] * 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lane import FAILURES
+from gateway.backends.lane import FAILURES
 from gateway.routing.breaker import State
 from gateway.routing.waiting import PER_PLACE
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway import app
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.hash_encoder import HashEncoder
-from gateway.lane import COOLDOWN_S, FAILURES
+from gateway.backends.lane import COOLDOWN_S, FAILURES
 from gateway.messages import Embedding
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock

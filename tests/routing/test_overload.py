@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.adapters.gate import Gate
-from gateway.explanation import request_of
+from gateway.explaining.explanation import request_of
 from gateway.precedence import Shed
 from gateway.routing.waiting import PER_PLACE
 from tests.fixtures.clock import FakeClock

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.lane import COOLDOWN_S
+from gateway.backends.lane import COOLDOWN_S
 from gateway.messages import Choice
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.lane import COOLDOWN_S, FAILURES
+from gateway.backends.lane import COOLDOWN_S, FAILURES
 from gateway.routing.breaker import State
 from gateway.routing.latency import Asked
 from gateway.routing.retry import MINIMUM

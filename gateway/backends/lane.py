@@ -1,0 +1,219 @@
+"""One upstream with what is known of how it fares: what it takes, and whether it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import partial
+
+from gateway.bodies import Guarded, with_end
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
+from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Backend, Clock, HostedModels
+from gateway.routing.balance import PeakEwma
+from gateway.routing.breaker import Breaker
+from gateway.routing.latency import Asked, LatencyBook, Prediction
+from gateway.routing.outliers import Record
+from gateway.routing.waits import Waits, wait_s
+
+FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S = 5, 5.0, 60.0
+CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb
+# Nothing recent is known, and a call is on its way that will tell: more of them would be asked in the dark.
+UNTOLD = Prediction(math.inf, math.inf, math.inf)
+
+
+def asked_of(call: Call | None, route: str) -> Asked | None:
+    """What is known of a call before it is sent; None where its latency says nothing of others'."""
+    if call is None or call.operation == "embeddings":
+        return None
+    return Asked(call.stream, len(call.prompt) / CHARACTERS_PER_TOKEN, call.max_tokens, route)
+
+
+class UpstreamState(IntEnum):
+    """The value is that of the metric `nearhit_upstream_state`; the first three are those of its breaker."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+    WAITS = 3  # it said when it wants to be asked again
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One address of a backend."""
+
+    backend: Backend
+    address: str
+    weight: float = 1.0  # its part of the calls, against the others'
+    hosted: HostedModels | None = None  # where it says how its models are
+    own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A call on its way."""
+
+    asked: Asked | None
+    pace: PeakEwma | None
+    load: int  # calls ahead of it
+    at: float  # monotonic clock
+    first: float | None = None  # when its first byte came
+    told: bool = False  # whether the book knows what came of it, or need not
+
+
+class Lane:
+    """All routes share it: what one of them learns of an upstream holds for the others."""
+
+    def __init__(self, upstream: Upstream, clock: Clock, telemetry: Telemetry) -> None:
+        self.upstream = upstream
+        self.backend = upstream.backend
+        self.latency = LatencyBook()
+        self.breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
+        self.record = Record()
+        self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
+        self._telling = 0  # those of them from which latencies are learnt
+        self._waits = Waits()
+        self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
+        self._clock = clock
+        self._telemetry = telemetry
+
+    def pace_of(self, call: Call | None) -> PeakEwma | None:
+        """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
+        return None if call is None else self._paces.setdefault((call.operation, call.stream), PeakEwma())
+
+    def slowest_s(self) -> float | None:
+        """What the slowest kind of call takes. None: nothing is known yet."""
+        return max((s for pace in self._paces.values() if (s := pace.seconds) is not None), default=None)
+
+    def told_to_wait_s(self, tenant: str | None, now: float) -> float:
+        """For how long the upstream wants to be left alone, with this tenant's credentials; 0: it may be asked. None:
+        whoever asks."""
+        return self._waits.left_s("" if tenant is None else tenant, now)
+
+    def state(self, now: float) -> UpstreamState:
+        """As far as it is the same for all who ask."""
+        waits = self.told_to_wait_s(None, now) > 0
+        return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
+
+    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
+        """What it would take now. None while nothing recent is known, `UNTOLD` while somebody is finding out."""
+        known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
+        return UNTOLD if known is None and self._telling > 0 else known
+
+    async def call(self, request: Request, patience_s: float | None = None) -> Response:
+        """Sends the call and keeps the books. Raises `BackendError` where it fails before its first byte, `GivenUp`
+        where that takes longer than `patience_s`."""
+        call = request.call
+        sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, self._clock.monotonic())
+        self.load += 1
+        self._telling += sent.asked is not None
+        try:
+            response = await self._first_byte(request, sent, patience_s)
+        except BaseException as error:
+            late = isinstance(error, BackendError) and error.status == 504
+            sent.told = not (late or isinstance(error, asyncio.CancelledError))
+            self._over(sent)
+            raise
+        return with_end(response, partial(self._over, sent))
+
+    async def _first_byte(self, request: Request, sent: _Sent, patience_s: float | None) -> Response:
+        name, telemetry = self.backend.name, self._telemetry
+        try:
+            with request.trace.span("upstream"):
+                response = await self._answer(request, patience_s)
+        except BackendFull:
+            telemetry.backend_requests.add(name, "full")
+            raise
+        except GivenUp:  # for a client in a hurry: that says nothing of the upstream's health
+            telemetry.backend_requests.add(name, "given_up")
+            raise
+        except Unfit:
+            telemetry.backend_requests.add(name, "unfit")
+            raise
+        except BackendError as error:
+            self._fared(sent, ok=False)
+            if isinstance(error, ModelDown):
+                self.breaker.eject(self._clock.monotonic())
+            telemetry.backend_requests.add(name, "timeout" if error.status == 504 else "error")
+            raise
+        sent.first = now = self._clock.monotonic()
+        telemetry.backend_ttft_seconds.observe(now - sent.at, name)
+        telemetry.backend_requests.add(name, str(response.status))
+        self._fared(sent, ok=response.status < 500)
+        self._heed(request, response, now)
+        if sent.pace is not None and response.status < 400:
+            sent.pace.observe(now - sent.at, now)
+        if isinstance(response.body, EventStream):
+            timed = Guarded(self._timed(response.body, sent, now), source=response.body.events)
+            return replace(response, body=EventStream(timed))
+        if isinstance(response.body, Whole):
+            self._complete(sent, now, now, pieces=0, ok=response.status == 200)
+        sent.told = True
+        return response
+
+    async def _answer(self, request: Request, patience_s: float | None) -> Response:
+        if patience_s is None:
+            return await self.backend.send(request)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self.backend.send(request)
+        except TimeoutError:
+            raise GivenUp(f"backend '{self.backend.name}' took too long for the request's deadline") from None
+
+    def _fared(self, sent: _Sent, *, ok: bool) -> None:
+        now = self._clock.monotonic()
+        self.record.add(ok=ok, now=now)
+        if ok:
+            self.breaker.succeeded(asked_at=sent.at)
+        else:
+            self.breaker.failed(now, asked_at=sent.at)
+
+    def _heed(self, request: Request, response: Response, now: float) -> None:
+        """An account's limits are of that account; what an upstream cannot do at all (503) is the same for all."""
+        headers = {name.lower(): value for name, value in response.headers}
+        seconds = wait_s(response.status, headers, self._clock.wall())
+        if seconds > 0:
+            account = "" if self.upstream.own_account or response.status == 503 else request.tenant
+            self._waits.add(account, now + seconds)
+
+    async def _timed(self, body: EventStream, sent: _Sent, first: float) -> AsyncGenerator[Event, None]:
+        pieces = 0
+        try:
+            async for event in body.events:
+                pieces += 1
+                yield event
+        except StreamBroken:
+            sent.told = True  # that says nothing of how long it would have taken
+            raise
+        self._complete(sent, first, self._clock.monotonic(), pieces=pieces, ok=True)
+
+    def _complete(self, sent: _Sent, first: float, now: float, *, pieces: int, ok: bool) -> None:
+        """`pieces`: events of a stream; models send a token in each, or nearly."""
+        self._telemetry.backend_seconds.observe(now - sent.at, self.backend.name)
+        sent.told = True
+        if not ok or sent.asked is None:
+            return
+        self.latency.observe(
+            replace(sent.asked, stream=pieces > 0),
+            load=sent.load,
+            ttft_s=first - sent.at,
+            total_s=now - sent.at,
+            output_tokens=pieces,
+            now=now,
+        )
+
+    def _over(self, sent: _Sent) -> None:
+        """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
+        self.load -= 1
+        self._telling -= sent.asked is not None
+        now = self._clock.monotonic()
+        if sent.first is None and sent.pace is not None:
+            sent.pace.outlasted(now - sent.at, now)
+        if sent.told or sent.asked is None:
+            return
+        first = None if sent.first is None else sent.first - sent.at
+        self.latency.outlasted(sent.asked, load=sent.load, seconds=now - sent.at, now=now, ttft_s=first)

@@ -1,0 +1,280 @@
+"""A backend as the routes see it: by its name, whatever upstreams are behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.backends.hedging import Asked as AskedOf
+from gateway.backends.hedging import Hedging
+from gateway.backends.lane import Lane
+from gateway.backends.outcomes import Outcome, again, cost_nothing, due, failed, final, let_go, repeatable
+from gateway.errors import BackendError, GivenUp, RateLimited
+from gateway.messages import Request, Response
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Clock, Crowd
+from gateway.routing.balance import UNKNOWN_S, Candidate, cheaper_of_two, sticky
+from gateway.routing.breaker import State
+from gateway.routing.conversation import Sticky, sticky_key
+from gateway.routing.hedge import HedgeRules
+from gateway.routing.latency import CONFIDENCE, Asked, Prediction
+from gateway.routing.outliers import is_outlier, may_eject
+from gateway.routing.retry import Again, RetryBudget, backoff_s, patience_s
+
+LOG = logging.getLogger("nearhit.upstreams")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """What the configuration says of a backend's upstreams together."""
+
+    sticky: Sticky = "off"
+    retry_share: float = 0.2  # of the calls
+    attempts: int = 2  # of one call, the first one included
+    hedge: HedgeRules | None = None
+
+
+class Pool:
+    """`name` is the backend's in the configuration. `draw`: numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        name: str,
+        lanes: Sequence[Lane],
+        clock: Clock,
+        telemetry: Telemetry,
+        rules: PoolRules = PoolRules(),
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.lanes = tuple(lanes)
+        self._clock = clock
+        self._telemetry = telemetry
+        self._rules = rules
+        self._draw = draw
+        self._budget = RetryBudget(rules.retry_share)
+        self._hedging = Hedging(rules.hedge, self.lanes, clock, telemetry)
+
+    @property
+    def http(self) -> bool:
+        """Whether paths that no dialect knows can be passed through to it."""
+        return self.lanes[0].backend.http
+
+    @property
+    def speaks(self) -> str:
+        """The name of the dialect that it understands, or `text`."""
+        return self.lanes[0].backend.speaks
+
+    @property
+    def inflight(self) -> int:
+        return self.crowd.inflight
+
+    @property
+    def crowd(self) -> Crowd:
+        """At all of its upstreams together."""
+        crowds = [lane.backend.crowd for lane in self.lanes]
+        return Crowd(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
+
+    @property
+    def load(self) -> int:
+        """Calls that are not over: on their way, or waiting for a place."""
+        return sum(lane.load for lane in self.lanes)
+
+    def state(self, now: float) -> State:
+        """Of the upstream that fares best. `now`: monotonic clock."""
+        return min(lane.breaker.state(now) for lane in self.lanes)
+
+    def wait_s(self, request: Request) -> float:
+        """How long it would wait for a place, as it looks now."""
+        now = self._clock.monotonic()
+        return min(lane.backend.wait_s(request.priority) for lane in _in_service(self.lanes, now))
+
+    def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+        """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
+        nothing recent is known, `lane.UNTOLD` while a call is on its way that will tell."""
+        all_of_them = [lane.predict(asked, now, confidence) for lane in _in_service(self.lanes, now)]
+        known = sorted((p for p in all_of_them if p is not None), key=lambda p: p.total_s)
+        told = [prediction for prediction in known if not math.isinf(prediction.total_s)]
+        if not told:
+            return known[0] if known else None
+        # Of two that are drawn the dearer one loses, so that the slowest of all is never chosen.
+        return told[-1] if len(told) == 1 or self._rules.sticky != "off" else told[-2]
+
+    def allow(self, now: float) -> bool:
+        """Whether there is an upstream that may be asked now, whoever asks."""
+        return any(lane.breaker.ready(now) and not lane.told_to_wait_s(None, now) for lane in self.lanes)
+
+    async def call(self, request: Request) -> Response:
+        """Asks an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
+        there is no answer before its first byte; what came as an answer is returned, whatever its status."""
+        now = self._clock.monotonic()
+        self._budget.asked(now)
+        lane = self._first(request, now)
+        tried, retries = [lane], 0
+        while True:
+            came = await self._ask(lane, request, tried, retries)
+            whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
+            lane, outcome = came[-1].lane, came[-1].outcome
+            tried += [each.lane for each in came if each.lane not in tried]
+            if retries:
+                recovered = isinstance(outcome, Response) and whom is Again.NOBODY
+                self._telemetry.retries.add(self.name, "recovered" if recovered else "failed")
+            following = self._following(request, lane, tried, whom)
+            if following is None:
+                return final(outcome)
+            if following in tried or not cost_nothing(outcome):
+                pause_s = self._pause_s(request, retries, outcome)
+                if pause_s is None:
+                    return final(outcome)
+                retries += 1
+                self._note(request, lane, outcome)
+                await let_go(outcome)
+                await asyncio.sleep(pause_s)
+            lane = following
+            tried.append(lane)
+
+    async def models(self, request: Request) -> list[dict[str, Any]]:
+        """The models it offers, as OpenAI model objects. Raises `BackendError`."""
+        now = self._clock.monotonic()
+        first = self._first(request, now)
+        failure: BackendError | None = None
+        for lane in [first, *(other for other in _in_service(self.lanes, now) if other is not first)]:
+            try:
+                return await lane.backend.models(request)
+            except BackendError as error:
+                failure = failure or error
+        assert failure is not None  # there is at least one
+        raise failure
+
+    async def close(self) -> None:
+        for lane in self.lanes:
+            await lane.backend.close()
+
+    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
+        """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
+
+        async def ask(lane: Lane, request: Request) -> Outcome:
+            lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
+            try:
+                return await lane.call(request, self._patience_s(request, {*tried, lane}, retries))
+            except BackendError as error:
+                return error
+
+        delay_s = None if retries else self._hedging.delay_s(lane, request)
+        if delay_s is None:
+            return [AskedOf(lane, await ask(lane, request))]
+        return await self._hedging.asked(
+            ask, lane, request, delay_s, lambda others: self._chosen(request, others, self._clock.monotonic())
+        )
+
+    def _first(self, request: Request, now: float) -> Lane:
+        """Raises `RateLimited`."""
+        askable = [lane for lane in self.lanes if not lane.told_to_wait_s(request.tenant, now)]
+        if not askable:
+            soonest = min(lane.told_to_wait_s(request.tenant, now) for lane in self.lanes)
+            self._telemetry.backend_requests.add(self.name, "rate_limited")
+            raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
+        ready = [lane for lane in askable if lane.breaker.ready(now)]
+        probes = [lane for lane in ready if lane.breaker.state(now) is State.HALF_OPEN]
+        if probes and (len(probes) == len(ready) or repeatable(request)):
+            return probes[0]  # else nothing might ever ask the one that is known to have been bad
+        return self._chosen(request, _in_service(askable, now), now)
+
+    def _following(self, request: Request, lane: Lane, tried: Sequence[Lane], again: Again) -> Lane | None:
+        if again is Again.NOBODY:
+            return None
+        now = self._clock.monotonic()
+        others = [
+            other
+            for other in self.lanes
+            if other not in tried and other.breaker.ready(now) and not other.told_to_wait_s(request.tenant, now)
+        ]
+        if others:
+            return self._chosen(request, _in_service(others, now), now)
+        return lane if again is Again.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
+
+    def _chosen(self, request: Request, lanes: Sequence[Lane], now: float) -> Lane:
+        if len(lanes) == 1:
+            return lanes[0]
+        paces = [lane.pace_of(request.call) for lane in lanes]
+        best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
+        candidates = [
+            Candidate(
+                lane.upstream.address,
+                lane.load,
+                lane.upstream.weight,
+                best if pace is None else pace.expected(best, now),
+            )
+            for lane, pace in zip(lanes, paces, strict=True)
+        ]
+        call = request.call
+        key = None if call is None else sticky_key(call, request.tenant, self._rules.sticky)
+        return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
+
+    def _again(self, outcome: Outcome, lane: Lane, request: Request) -> Again:
+        if failed(outcome):
+            self._eject_if_outlier(lane)
+        return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
+
+    def _eject_if_outlier(self, lane: Lane) -> None:
+        now = self._clock.monotonic()
+        states = {other: other.breaker.state(now) for other in self.lanes}
+        if states[lane] is not State.CLOSED:
+            return
+        others = [other.record.counts(now) for other in self.lanes if other is not lane]
+        out = sum(state is not State.CLOSED for state in states.values())
+        if may_eject(out, len(self.lanes)) and is_outlier(lane.record.counts(now), others):
+            lane.breaker.eject(now)
+            lane.record.forget()
+            LOG.warning("upstream ejected", extra={"fields": {"backend": self.name, "upstream": lane.upstream.address}})
+
+    def _pause_s(self, request: Request, retries: int, outcome: Outcome) -> float | None:
+        """How long to wait before the next attempt; None: there is none."""
+        if retries + 1 >= self._rules.attempts:
+            return None
+        now, until = self._clock.monotonic(), due(request)
+        pause_s = 0.0 if isinstance(outcome, GivenUp) else backoff_s(retries, self._draw())
+        if now + pause_s >= until:
+            self._telemetry.retries.add(self.name, "deadline")
+            return None
+        if not self._budget.left(now) and not isinstance(outcome, GivenUp):  # who was given up, was so for this
+            self._telemetry.retries.add(self.name, "budget")
+            return None
+        self._budget.spend(now)
+        return pause_s
+
+    def _patience_s(self, request: Request, tried: Collection[Lane], retries: int) -> float | None:
+        """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
+        now, until = self._clock.monotonic(), due(request)
+        if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
+            return None
+        if not repeatable(request) or not self._budget.left(now):
+            return None
+        others = [
+            lane
+            for lane in self.lanes
+            if lane not in tried
+            and lane.breaker.state(now) is State.CLOSED
+            and not lane.told_to_wait_s(request.tenant, now)
+        ]
+        if not others:
+            return None
+        paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
+        known = [seconds for seconds in paces if seconds is not None]
+        return patience_s(until - now, min(known) if known else None)
+
+    def _note(self, request: Request, lane: Lane, outcome: Outcome) -> None:
+        why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
+        fields = {"id": request.id, "backend": self.name, "upstream": lane.upstream.address, "error": why}
+        LOG.warning("asking again", extra={"fields": fields})
+
+
+def _in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:
+    """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
+    closed = [lane for lane in lanes if lane.breaker.state(now) is State.CLOSED]
+    return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes

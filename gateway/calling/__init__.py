@@ -1,0 +1,1 @@
+"""Who answers a miss: decided, asked, checked, compared."""

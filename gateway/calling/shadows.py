@@ -1,0 +1,144 @@
+"""Asks another backend what clients have asked, once they have their answers, and compares both: what a new model would
+have said is seen before anybody is served it. Nobody is billed for it, and nothing of it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gateway.backends.pool import Pool
+from gateway.background import Background
+from gateway.bodies import Guarded
+from gateway.cache.caps import Caps
+from gateway.cache.control.wrong_hits import Label
+from gateway.calling.held import held
+from gateway.errors import BackendFull, Refused, StreamBroken
+from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.observing.telemetry import Telemetry
+from gateway.policy.model import Audit
+from gateway.policy.targets import Shadow
+from gateway.ports import Clock
+from gateway.precedence import Priority
+from gateway.quality.comparisons import Comparisons
+
+if TYPE_CHECKING:
+    from gateway.stages.admit import Price
+
+LOG = logging.getLogger("nearhit.shadow")
+MAX_AT_ONCE, MAX_WAITING = 4, 16  # as `gateway.quality.audits`
+MAX_BYTES = 1024 * 1024  # of each of the two answers; what is longer is not compared
+OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "undecided"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    request: Request
+    call: Call
+    rule: Shadow
+    comparisons: Comparisons
+
+
+class Shadows:
+    """`draw`: numbers in [0, 1). What an hour has seen is kept by route: a reload of the policy forgets nothing."""
+
+    def __init__(
+        self,
+        pools: Mapping[str, Pool],
+        prices: Mapping[str, Price],
+        telemetry: Telemetry,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        self._pools = pools
+        self._prices = prices
+        self._telemetry = telemetry
+        self._clock = clock
+        self._draw = draw
+        self._background = Background(MAX_AT_ONCE + MAX_WAITING)
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._caps: dict[str, Caps] = {}
+
+    def __len__(self) -> int:
+        """How many wait or are under way."""
+        return len(self._background)
+
+    def watched(self, request: Request, response: Response, rule: Shadow, comparisons: Comparisons) -> Response:
+        """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
+        stored, nor of the gateway itself."""
+        call, body = request.call, response.body
+        if call is None or call.operation == "embeddings" or response.status != 200:
+            return response
+        if call.stateful or request.unasked or request.directives.no_store or self._draw() >= rule.share:
+            return response
+        copy = _Copy(request, call, rule, comparisons)
+        if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:
+            self._begin(copy, (body.data,), streamed=False)
+        elif isinstance(body, EventStream):
+            events = Guarded(self._copied(copy, body), source=body.events)
+            return replace(response, body=EventStream(events))
+        return response
+
+    async def close(self) -> None:
+        await self._background.close()
+
+    async def _copied(self, copy: _Copy, body: EventStream) -> AsyncGenerator[Event, None]:
+        payload: list[bytes] = []
+        size = 0
+        async for event in body.events:
+            size += len(event.data)
+            if size <= MAX_BYTES:
+                payload.append(event.data)
+            yield event
+        if size <= MAX_BYTES:  # a client that leaves before has no copy
+            self._begin(copy, tuple(payload), streamed=True)
+
+    def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
+        request, call, rule = copy.request, copy.call, copy.rule
+        caps = self._caps.setdefault(request.route, Caps())
+        if not caps.take(Audit(rule.share, rule.per_hour), 0.0, self._clock.monotonic()):
+            self._telemetry.shadow.add(request.route, "dropped")
+            return
+        served = call.dialect.answer_text(call, payload, streamed)
+        if not self._background.start(request.id, self._asked(copy, served)):
+            caps.give_back(0.0)
+            self._telemetry.shadow.add(request.route, "dropped")
+
+    async def _asked(self, copy: _Copy, served: str | None) -> None:
+        async with self._places:
+            outcome = await self._outcome(copy, served)
+        self._telemetry.shadow.add(copy.request.route, outcome)
+
+    async def _outcome(self, copy: _Copy, served: str | None) -> str:
+        """`served`: what the client was told; None: not text alone."""
+        request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
+        if not pool.allow(self._clock.monotonic()):
+            return "dropped"
+        again = replace(
+            request,
+            trace=request.trace.apart(),
+            deadline=None,  # nobody waits
+            ttft_deadline=None,
+            tpot_s=None,
+            priority=Priority.LOW,
+            lease=0,
+            unasked=True,
+        )
+        try:
+            answer = await held(await pool.call(again), MAX_BYTES)
+        except BackendFull:
+            return "dropped"
+        except (Refused, StreamBroken) as error:
+            LOG.warning("a shadow failed", extra={"fields": {"id": request.id, "error": str(error)}})
+            return "error"
+        if answer is None:
+            return "error"
+        seen = call.dialect.inspect(call, answer.payload, answer.streamed)
+        cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens)
+        self._telemetry.shadow_cost.add(request.route, amount=cost)
+        told = call.dialect.answer_text(call, answer.payload, answer.streamed)
+        if told is None or served is None:
+            return OUTCOMES[Label.UNDECIDED]
+        return OUTCOMES[await copy.comparisons.alike(served, told)]

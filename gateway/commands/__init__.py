@@ -1,0 +1,1 @@
+"""What `nearhit` does, one module a command."""

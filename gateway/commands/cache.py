@@ -1,0 +1,263 @@
+"""`nearhit cache`: what operators do with the stored answers of a gateway that runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+
+from gateway.commands.admin_client import CommandFailed, Place, connected, place_of
+from gateway.commands.cache_texts import purge_text, stats_text, warm_text
+from gateway.commands.warming import Plan, count_prompts, parse_rate, warm
+from gateway.composition.parts import secret
+
+GOOD, FAULT = 0, 1
+BAR = 30
+Run = Callable[[argparse.Namespace], int]
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `cache` and its commands. `commands`: argparse's subparsers."""
+    cache = commands.add_parser("cache", help="Stored answers: figures, removal, export, import, warming.")
+    inner = cache.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    reached = argparse.ArgumentParser(add_help=False, parents=[shared])
+    reached.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
+    reached.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    add("stats", run_stats, "Say how full the caches are and how often they answer.")
+    _add_purge(add("purge", run_purge, "Remove stored answers, at once and for good. All conditions must hold."))
+
+    exported = add("export", run_export, "Write stored answers, one a line.")
+    exported.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
+    exported.add_argument("--route", metavar="NAME")
+    exported.add_argument("--tag", metavar="TAG")
+    exported.add_argument(
+        "--format", choices=("entries", "chat"), default="entries", help="chat: conversations to train a model with"
+    )
+    imported = add("import", run_import, "Bring in what an export has written.")
+    imported.add_argument("file", metavar="FILE", type=Path)
+
+    warmed = add("warm", run_warm, "Send prompts through the gateway, so that their answers are there.")
+    warmed.add_argument("file", metavar="PROMPTS.jsonl", type=Path, help="a line: a JSON string, or a body")
+    warmed.add_argument("--url", help="of the data port; default: server.listen")
+    warmed.add_argument("--rate", type=rate, default=5.0, metavar="5/s", help="requests begun; default: 5/s")
+    warmed.add_argument("--concurrency", type=positive, default=8, metavar="N", help="in flight; default: %(default)s")
+    warmed.add_argument("--model", default="default", help="for lines that name none; default: %(default)s")
+    warmed.add_argument("--api-key-env", metavar="VARIABLE", help="where the key is that the gateway is shown")
+
+
+def _add_purge(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--tag", action="append", metavar="TAG", help="again for more: one of them must be there")
+    command.add_argument("--tenant", help="its name, or the first 12 digits of its hash, or more")
+    command.add_argument("--route", metavar="NAME")
+    command.add_argument("--model", metavar="NAME", help="as the client named it")
+    command.add_argument("--backend", metavar="NAME", help="that gave the answer, such as a canary")
+    command.add_argument("--older-than", metavar="DURATION", help="such as 1d")
+    command.add_argument("--fingerprint", metavar="HEX")
+    command.add_argument("--like", metavar="TEXT", help="everything close to this question")
+    command.add_argument("--min-similarity", type=float, metavar="X", help="how close, in [0, 1]; default: 0.8")
+    command.add_argument("--all", action="store_true", help="everything")
+    command.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
+    command.add_argument("--yes", action="store_true", help="do not ask before --all")
+
+
+def rate(text: str) -> float:
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 4 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 9999, got {text!r}")
+    return int(text)
+
+
+def run_stats(arguments: argparse.Namespace) -> int:
+    async def ask(place: Place) -> int:
+        async with connected(place) as admin:
+            report = await admin.get("/admin/stats")
+        figures = {
+            "entries": report["cache"]["entries"],
+            "bytes": report["cache"]["bytes"],
+            "hit_rate": report["hit_rate"],
+            "verdicts": report["verdicts"],
+            "tokens_saved": report["tokens_saved"],
+            "dollars_saved": report["dollars_saved"],
+        }
+        if not arguments.json:
+            return _say(stats_text(figures))
+        return _say_json(figures)
+
+    return _run(arguments, ask)
+
+
+def run_purge(arguments: argparse.Namespace) -> int:
+    body = _purge_body(arguments)
+    if not set(body) - {"dry_run", "min_similarity"}:
+        raise CommandFailed("nothing says what is meant: expected a condition such as --tag, or --all")
+    if arguments.all and not (arguments.yes or arguments.dry_run) and sys.stdin.isatty():
+        meant = "every stored answer" if set(body) == {"all"} else "all stored answers that these conditions mean"
+        sys.stderr.write(f"Remove {meant}? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandFailed("nothing was removed")
+
+    async def ask(place: Place) -> int:
+        async with connected(place) as admin:
+            outcome = await admin.post("/admin/cache/purge", body)
+        return _say_json(outcome) if arguments.json else _say(purge_text(outcome, dry_run=arguments.dry_run))
+
+    return _run(arguments, ask)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    given = {"format": arguments.format, "route": arguments.route, "tag": arguments.tag}
+    path = "/admin/cache/export?" + urlencode({name: value for name, value in given.items() if value is not None})
+
+    async def ask(place: Place) -> int:
+        async with connected(place) as admin:
+            if arguments.out is None:
+                count = await _written(admin.lines(path), sys.stdout.buffer.write)
+                sys.stdout.flush()
+            else:
+                count = await _to_file(admin.lines(path), arguments.out)
+        if arguments.out is not None:
+            said = {"entries": count, "file": str(arguments.out)}
+            return _say_json(said) if arguments.json else _say(f"{count} entries in {arguments.out}")
+        return GOOD
+
+    return _run(arguments, ask)
+
+
+async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
+    """-> lines."""
+    count = 0
+    async for piece in pieces:
+        write(piece)
+        count += piece.count(b"\n")
+    return count
+
+
+async def _to_file(pieces: AsyncIterator[bytes], out: Path) -> int:
+    """Beside it first: what broke off is no export."""
+    beside = out.with_name(out.name + ".part")
+    try:
+        # Prompts and answers: nobody else's to read.
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            count = await _written(pieces, file.write)
+        beside.replace(out)
+    except OSError as error:
+        raise CommandFailed(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        beside.unlink(missing_ok=True)
+    return count
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    async def ask(place: Place) -> int:
+        async with connected(place) as admin:
+            done = await admin.post("/admin/cache/import", _pieces(arguments.file))
+        if arguments.json:
+            _say_json(done)
+        else:
+            for fault in done["faults"]:
+                sys.stderr.write(f"{arguments.file}:{fault['line']}: {fault['error']}\n")
+            _say(
+                f"{done['imported']} imported, {done['unchanged']} were there already, {done['refused']} refused, "
+                f"{done['embedded']} embedded anew"
+            )
+        return FAULT if done["refused"] else GOOD
+
+    if not arguments.file.is_file():
+        raise CommandFailed(f"{arguments.file}: there is no such file, expected one that `nearhit cache export` wrote")
+    return _run(arguments, ask)
+
+
+async def _pieces(file: Path) -> AsyncIterator[bytes]:
+    with file.open("rb") as opened:
+        while piece := opened.read(2**16):
+            yield piece
+
+
+def run_warm(arguments: argparse.Namespace) -> int:
+    async def send(place: Place) -> int:
+        key = secret(os.environ, arguments.api_key_env, "--api-key-env")
+        plan = Plan(
+            file=arguments.file,
+            url=(arguments.url or place.data).rstrip("/"),
+            model=arguments.model,
+            rate=arguments.rate,
+            concurrency=arguments.concurrency,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        summary = await warm(plan, count_prompts(plan), progress_bar())
+        if arguments.json:
+            _say_json(summary.as_json())
+        else:
+            _say(warm_text(summary))
+        return FAULT if summary.failed else GOOD
+
+    return _run(arguments, send)
+
+
+def progress_bar() -> Callable[[int, int], None]:
+    """On a terminal a bar that moves, elsewhere a line each tenth."""
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty():
+            filled = BAR * done // total
+            sys.stderr.write(
+                f"\r[{'#' * filled}{' ' * (BAR - filled)}] {done}/{total}{chr(10) if done == total else ''}"
+            )
+            sys.stderr.flush()
+        elif (tenth := 10 * done // total) != shown:
+            shown = tenth
+            sys.stderr.write(f"{done}/{total}\n")
+
+    return show
+
+
+def _run(arguments: argparse.Namespace, work: Callable[[Place], Coroutine[Any, Any, int]]) -> int:
+    return asyncio.run(work(place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)))
+
+
+def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "tags": arguments.tag,
+        "tenant": arguments.tenant,
+        "route": arguments.route,
+        "model": arguments.model,
+        "backend": arguments.backend,
+        "older_than": arguments.older_than,
+        "fingerprint": arguments.fingerprint,
+        "like": arguments.like,
+        "min_similarity": arguments.min_similarity,
+        "all": arguments.all or None,
+        "dry_run": arguments.dry_run or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text + "\n")
+    return GOOD
+
+
+def _say_json(value: dict[str, Any]) -> int:
+    return _say(orjson.dumps(value).decode())

@@ -1,0 +1,136 @@
+"""What happened between two reports of `GET /admin/stats`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gateway.messages import Verdict
+from gateway.observing.quantiles import quantile_of
+
+HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OfVerdict:
+    """`share` of all requests, in [0, 1]. None where there were none."""
+
+    share: float | None
+    per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfBackend:
+    inflight: int
+    limit: int
+    queued: int
+    breaker: str
+    upstreams: int  # that are asked, of all of them
+    all_upstreams: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfRoute:
+    """Shares in [0, 1]; None where nothing is known, or the route has no choice of models or no semantic cache.
+    `wrong_hits`: of those that were served, with a 95 % interval."""
+
+    large_share: float | None
+    wrong_hits: float | None
+    wrong_low: float | None
+    wrong_high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`seconds`: how long the stretch is; `since_start`: that it is all of the gateway's life. What does not add up
+    over time (backends, routes, saved) is as it is now, or in all."""
+
+    listen: str
+    policy: str
+    policy_faults: int
+    up_s: float
+    seconds: float
+    since_start: bool
+    requests_per_s: float
+    hit_rate: float | None
+    shed: float
+    tokens_saved: float
+    dollars_saved: float
+    store_breaker: str
+    index_ready: bool
+    verdicts: Mapping[str, OfVerdict]
+    backends: Mapping[str, OfBackend]
+    routes: Mapping[str, OfRoute]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures(now: Report, before: Report | None) -> Figures:
+    """`before`: an earlier report; None, or one of a gateway that has been started anew since: from its start on."""
+    if before is not None and (before["started"] != now["started"] or before["now"] >= now["now"]):
+        before = None
+    seconds = max(1e-3, now["now"] - (now["started"] if before is None else before["now"]))
+    counts = {str(v): _since(now, before, "verdicts", str(v)) for v in Verdict}
+    requests = sum(counts.values())
+    asked = requests - counts[Verdict.BYPASS]  # what was never looked up says nothing of the cache
+    return Figures(
+        listen=now["listen"],
+        policy=now["policy"]["hash"],
+        policy_faults=len(now["policy"]["faults"]),
+        up_s=max(0.0, now["now"] - now["started"]),
+        seconds=seconds,
+        since_start=before is None,
+        requests_per_s=requests / seconds,
+        hit_rate=sum(counts[v] for v in HITS) / asked if asked else None,
+        shed=now["shed"] - (0.0 if before is None else before["shed"]),
+        tokens_saved=now["tokens_saved"],
+        dollars_saved=now["dollars_saved"],
+        store_breaker=now["store_breaker"],
+        index_ready=now["index_ready"],
+        verdicts={v: _of_verdict(v, count, requests, seconds, now, before) for v, count in counts.items()},
+        backends={name: _of_backend(one) for name, one in now["backends"].items()},
+        routes=_routes(now),
+    )
+
+
+def _since(now: Report, before: Report | None, key: str, verdict: str) -> float:
+    value: float = now[key][verdict] - (0.0 if before is None else before[key][verdict])
+    return max(0.0, value)
+
+
+def _of_verdict(
+    verdict: str, count: float, requests: float, seconds: float, now: Report, before: Report | None
+) -> OfVerdict:
+    counted = now["latency_counts"]["verdicts"][verdict]
+    if before is not None:
+        earlier: Sequence[int] = before["latency_counts"]["verdicts"][verdict]
+        counted = [max(0, a - b) for a, b in zip(counted, earlier, strict=True)]
+    p50, p95 = (quantile_of(counted, now["latency_counts"]["bounds_s"], q) for q in (0.5, 0.95))
+    return OfVerdict(count / requests if requests else None, count / seconds, _ms(p50), _ms(p95))
+
+
+def _of_backend(one: Mapping[str, Any]) -> OfBackend:
+    upstreams = one["upstreams"]
+    asked = sum(upstream["state"] == "closed" for upstream in upstreams)
+    return OfBackend(one["inflight"], one["limit"], one["queued"], one["breaker"], asked, len(upstreams))
+
+
+def _routes(now: Report) -> dict[str, OfRoute]:
+    """In the policy's order."""
+    large = {one["route"]: one["large_share"] for one in now["routing"]}
+    wrong = {one["route"]: one["wrong_hits"]["of_served"] for one in now["quality"]}
+    nothing: Mapping[str, None] = {"share": None, "low": None, "high": None}
+    return {
+        name: OfRoute(large.get(name), of["share"], of["low"], of["high"])
+        for name in now["policy"]["routes"]
+        for of in [wrong.get(name, nothing)]
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)

@@ -1,0 +1,251 @@
+"""The parts that all routes share, and the stages of a route, in their order. Half of the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from gateway.adapters.front_store import FrontStore
+from gateway.backends.model_care import care_for
+from gateway.backends.pool import Pool
+from gateway.background import Background, run_within
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.frequency import Frequency
+from gateway.cache.freshness import Lifetime
+from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
+from gateway.cache.served import ServedHits
+from gateway.calling.promises import Promises
+from gateway.calling.quotas import Quotas
+from gateway.calling.shadows import Shadows
+from gateway.composition.dispatching import dispatch_of
+from gateway.composition.parts import Stores, evictions_of
+from gateway.composition.space_parts import Ground, open_spaces
+from gateway.composition.upstreams import build_pools, reloads
+from gateway.config import Config
+from gateway.flights.flight import Flight
+from gateway.flights.leasing import Leasing
+from gateway.flights.unstorable import Unstorable
+from gateway.messages import Bypass, Entry, Request
+from gateway.observing.telemetry import Telemetry
+from gateway.pipeline import Handler, Stage, compose
+from gateway.policy.model import Route, Semantic
+from gateway.ports import Clock, Embedder
+from gateway.quality.escalations import Escalations
+from gateway.quality.judge import Judge
+from gateway.quality.learning import Learning, Shelf
+from gateway.quality.light_audits import LightAudits
+from gateway.spaces import Space, Spaces
+from gateway.stages.admit import Admit, Price
+from gateway.stages.alike import Alike
+from gateway.stages.apart import Apart, Together
+from gateway.stages.audit import Audit
+from gateway.stages.coalesce import Coalesce
+from gateway.stages.embed import Embed
+from gateway.stages.exact_lookup import ExactLookup
+from gateway.stages.feedback import Memory
+from gateway.stages.lead import Lead
+from gateway.stages.limit import CountRequests, Limit
+from gateway.stages.models import Models
+from gateway.stages.policy import Chains
+from gateway.stages.render import Render
+from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.upkeep.evictions import Evictions
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all routes share. `space` is the one that lookups go by."""
+
+    space: Space
+    spaces: Spaces
+    former: AsyncExitStack  # ends the space before this one
+    pools: Mapping[str, Pool]
+    promises: Promises
+    escalations: Escalations
+    routing: Learning  # of the escalations
+    light_audits: LightAudits
+    shadows: Shadows
+    prices: Mapping[str, Price]
+    flights: dict[str, Flight]
+    unstorable: Unstorable
+    leasing: Leasing | None  # None: no other gateway is on this store
+    quotas: Quotas
+    clock: Clock
+    telemetry: Telemetry
+    max_entry: int
+    memory: Memory
+    background: Background
+    evictions: Evictions
+    frequency: Frequency = field(default_factory=Frequency)
+
+    @property
+    def store(self) -> FrontStore:
+        return self.space.store
+
+
+async def build_parts(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    embedder: Embedder,
+) -> Parts:
+    """`embedder`: of the model in use. What is to be ended with the gateway is left to `stack`. Raises
+    `StartFailed`."""
+    telemetry, memory = Telemetry(), Memory(ServedHits(), Counterexamples())
+    pools = build_pools(config, environ, clock, telemetry)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+    care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
+    prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw)
+    spaces, former = await open_spaces(stack, ground, embedder)
+    background = Background()
+    stack.push_async_callback(background.close)
+    leasing = None if stores.leases is None else Leasing(stores.leases, telemetry)
+    if leasing is not None:
+        stack.push_async_callback(leasing.close)  # once no flight is in the air any more
+    quotas = Quotas(stores.quotas, clock, telemetry)
+    stack.push_async_callback(quotas.close)
+    run_within(stack, quotas.run())
+    escalations = Escalations(spaces.filled.complexity.basis, clock, telemetry)
+    routing = Learning(escalations, Shelf(stores.redis, "routing"))
+    stack.push_async_callback(routing.save)  # once nothing is learnt any more
+    run_within(stack, routing.begin())
+    audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
+    stack.push_async_callback(audits.close)
+    shadows = Shadows(pools, prices, telemetry, clock, draw)
+    stack.push_async_callback(shadows.close)
+    return Parts(
+        space=spaces.serving,
+        spaces=spaces,
+        former=former,
+        pools=pools,
+        promises=Promises(clock, telemetry),
+        escalations=escalations,
+        routing=routing,
+        light_audits=audits,
+        shadows=shadows,
+        prices=prices,
+        flights={},
+        unstorable=Unstorable(clock),
+        leasing=leasing,
+        quotas=quotas,
+        clock=clock,
+        telemetry=telemetry,
+        max_entry=config.store.max_entry,
+        memory=memory,
+        background=background,
+        evictions=evictions_of(config, stores, spaces, telemetry, clock),
+    )
+
+
+def route_chains(route: Route, parts: Parts) -> Chains:
+    """The stages of one route. What its policy turns off is not in its chain."""
+    clock, telemetry = parts.clock, parts.telemetry
+    caching = route.exact_ttl_s is not None or route.semantic is not None
+
+    def dispatch(bypass: Bypass | None) -> Handler:
+        return dispatch_of(route, parts, bypass)
+
+    exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
+    learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
+    admit = Admit(
+        parts.store,
+        parts.space.index,
+        clock,
+        telemetry,
+        route,
+        max_entry=parts.max_entry,
+        prices=parts.prices,
+        unstorable=parts.unstorable,
+        frequency=parts.frequency,
+        told=_told(route, parts, learns=learns),
+    )
+    coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
+    render, apart, together = Render(route.replay, clock), Apart(route.share, parts.evictions.used), Together()
+    if not caching:
+        calls: Sequence[Stage] = [render]
+    elif route.semantic is None:
+        calls = [render, apart, exact, coalesce, *_lead(route, parts), admit, together]
+    else:
+        lookup = SemanticLookup(
+            parts.space.index,
+            parts.store,
+            parts.space.embedder,
+            parts.space.verifier,
+            parts.space.controls,
+            clock,
+            telemetry,
+            route.semantic,
+            route.jitter,
+            parts.memory,
+        )
+        calls = [
+            render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
+            apart,  # before anything looks for an answer: each input has its own
+            exact,  # the cheapest answer first
+            coalesce,  # before anything that costs: a crowd pays for it once
+            Embed(parts.space.embedder),  # once, for the lookup, the index and the complexity
+            *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
+            lookup,  # outside `Admit`: what it answers is never stored again
+            *_alike(route.semantic, lookup, parts),
+            *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
+            admit,  # inside the flight, so that who comes after it finds the answer
+            together,  # what was taken apart and not found makes one call
+        ]
+    pools = [parts.pools[name] for tier in route.target.tiers for name in tier.members]
+    count, limit = _limits(route, parts)
+    return Chains(
+        calls=compose([*count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
+        others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
+    )
+
+
+def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage]]:
+    """Outermost what counts hits, innermost what counts calls: so that the caches serve on where a limit is reached."""
+    if not route.limits:
+        return [], []
+    counts = [CountRequests(route, parts.quotas, parts.telemetry)] if any(r.count_hits for r in route.limits) else []
+    return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
+
+
+def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:
+    if not rule.coalesce:
+        return []
+    return [Alike(lookup, parts.space.aloft, parts.unstorable, parts.clock, parts.telemetry)]
+
+
+def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
+    """With an embedded store there is nobody else: a lease would only cost."""
+    if parts.leasing is None:
+        return []
+    lifetime, exact = exact_lifetime(route), route.exact_ttl_s is not None
+    return [
+        Lead(
+            parts.leasing,
+            parts.store,
+            parts.clock,
+            parts.telemetry,
+            parts.unstorable,
+            lifetime or Lifetime(longest_lifetime_s(route), route.jitter),
+            exact=exact,
+        )
+    ]
+
+
+def _told(route: Route, parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
+    def told(request: Request, entry: Entry) -> None:
+        parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
+        if learns:  # a plain threshold has nothing to learn from misses
+            parts.space.comparisons.missed(request, entry)
+        parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
+
+    return told
+
+
+def _audit(rule: Semantic, parts: Parts) -> Sequence[Stage]:
+    return [Audit(parts.space.audits, rule.audit)] if rule.audit.share > 0 else []

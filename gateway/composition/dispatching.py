@@ -1,0 +1,64 @@
+"""Builds what the misses of a route end in: half a page of the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gateway.calling.asking import Answered, Asking
+from gateway.calling.cascade import Cascade
+from gateway.calling.checks import Checks
+from gateway.calling.deciding import Deciding
+from gateway.calling.grader import Grader
+from gateway.calling.trials import Trials
+from gateway.messages import Bypass, Request
+from gateway.policy.model import Route
+from gateway.routing.choice import Decision
+from gateway.stages.dispatch import Ask, Dispatch, Seen
+
+if TYPE_CHECKING:
+    from gateway.composition.chains import Parts
+
+
+def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
+    deciding = deciding_of(route, parts)
+    ask = _ask(route, parts, deciding)
+    return Dispatch(
+        route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, _seen(route, parts)
+    )
+
+
+def deciding_of(route: Route, parts: Parts) -> Deciding:
+    return Deciding(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+
+
+def _ask(route: Route, parts: Parts, deciding: Deciding) -> Ask:
+    rule, asking = route.target.cascade, Asking(parts.pools, parts.clock, parts.telemetry)
+    if rule is not None:
+        checks = Checks(rule, asking, Grader(parts.pools), parts.space.embedder)
+        trials = Trials(rule, asking, checks)
+        return Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, _told(parts)).answer
+
+    async def ask(request: Request, decision: Decision) -> Answered:
+        return await asking.first_answer(request, decision.backends)
+
+    return ask
+
+
+def _told(parts: Parts) -> Callable[[Request, bool], None]:
+    def told(request: Request, passed: bool) -> None:
+        """Counted, and no more: a check is no comparison of two answers, and one that is too strict, which hears of
+        every hard request, would soon have the route take all of them for hard."""
+        score = request.trace.complexity
+        if score is not None and not request.unasked:
+            parts.escalations.observe(request.route, score, light_was_worse=not passed, source="cascade", weight=0.0)
+
+    return told
+
+
+def _seen(route: Route, parts: Parts) -> Seen | None:
+    rule = route.target.shadow
+    if rule is None:
+        return None
+    return partial(parts.shadows.watched, rule=rule, comparisons=parts.space.comparisons)

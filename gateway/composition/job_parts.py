@@ -1,0 +1,140 @@
+"""Builds what asynchronous inference is made of. Used by `app` alone."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from gateway.adapters.redis_jobs import RedisJobs
+from gateway.adapters.webhook_client import WebhookClient
+from gateway.admin.jobs import JobsHandler
+from gateway.composition.parts import StartFailed, Stores, secret
+from gateway.config import Config, OpenAIBackendConfig
+from gateway.config.jobs import Jobs as JobsConfig
+from gateway.jobs.announcements import Announcements
+from gateway.jobs.batch_driver import BatchDriver
+from gateway.jobs.deliveries import Deliveries
+from gateway.jobs.outcome import Terms
+from gateway.jobs.runner import Runner
+from gateway.jobs.sealing import Sealer
+from gateway.jobs.signing import SecretInvalid, secret_of
+from gateway.jobs.workers import Workers
+from gateway.observing.telemetry import Telemetry
+from gateway.pipeline import Handler, Stage
+from gateway.ports import Clock
+from gateway.stages.batches import Batches
+from gateway.stages.jobs import Credentials, Jobs, bounds_of
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """`stages`: before those of the policy; `work`: what runs as long as the gateway does."""
+
+    stages: Sequence[Stage] = ()
+    work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    admin: Sequence[web.RouteDef] = ()
+
+
+def build_jobs(
+    config: Config,
+    environ: Mapping[str, str],
+    stores: Stores,
+    handler: Handler,
+    clock: Clock,
+    telemetry: Telemetry,
+    draw: Callable[[], float] = random.random,
+) -> JobParts:
+    """`handler`: the stages that a job passes when it is run. Raises `StartFailed`."""
+    jobs, store = config.jobs, stores.jobs
+    if not jobs.enabled:
+        return JobParts()
+    key = secret(environ, jobs.key_env, "jobs.key_env")
+    sealer = None if key is None else Sealer(key)
+    announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry, draw)
+    told: list[Callable[[str], None]] = [announcements.over]
+    if deliveries is not None:
+        told.append(deliveries.over)
+    name = f"gateway_{secrets.token_hex(8)}"
+
+    def over(job: str) -> None:
+        for tell in told:
+            tell(job)
+
+    workers = Workers(
+        name,
+        store,
+        Runner(handler, sealer, clock, max_result=jobs.max_result),
+        Terms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
+        clock,
+        telemetry,
+        draw,
+        over,
+        most=jobs.workers,
+        visibility_s=jobs.visibility,
+    )
+    credentials = Credentials(_credentials_needed(config), sealer)
+    stage = Jobs(jobs, store, workers, announcements, over, credentials, telemetry)
+    stages: list[Stage] = [stage]
+    work = [workers.run]
+    if deliveries is not None:
+        work.append(deliveries.run)
+    if jobs.batches:
+        driver = _driver(name, jobs, stores, sealer, clock, workers)
+        told.append(driver.over)
+        stages.append(Batches(jobs, stores.batches, credentials, clock, driver.look))
+        work.append(driver.run)
+    return JobParts(stages, work, JobsHandler(store).routes())
+
+
+def _driver(
+    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: Workers
+) -> BatchDriver:
+    return BatchDriver(
+        name,
+        stores.batches,
+        stores.jobs,
+        bounds_of(jobs),
+        sealer,
+        clock,
+        workers.look,
+        max_lines=jobs.max_batch,
+        keep_s=jobs.file_ttl,
+        result_s=jobs.result_ttl,
+    )
+
+
+def _deliveries(
+    config: Config,
+    environ: Mapping[str, str],
+    store: RedisJobs,
+    clock: Clock,
+    telemetry: Telemetry,
+    draw: Callable[[], float],
+) -> Deliveries | None:
+    """None: no secret to sign with, so no webhooks. Raises `StartFailed`."""
+    jobs = config.jobs
+    text = secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
+    if text is None:
+        return None
+    try:
+        signing = secret_of(text)
+    except SecretInvalid as error:
+        raise StartFailed(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
+    client = WebhookClient(frozenset(jobs.webhook_hosts))
+    return Deliveries(store, client, signing, clock, telemetry, draw, attempts=jobs.webhook_attempts)
+
+
+def _credentials_needed(config: Config) -> bool:
+    """Whether a backend is asked with what its client has shown."""
+    if config.auth.mode != "passthrough":
+        return False
+    http = (backend for backend in config.backends.values() if isinstance(backend, OpenAIBackendConfig))
+    return any(
+        backend.api_key_env is None and any(upstream.api_key_env is None for upstream in backend.addresses)
+        for backend in http
+    )

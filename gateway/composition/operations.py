@@ -1,0 +1,79 @@
+"""Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.adapters.redis_migration import RedisMigration
+from gateway.admin.cache import CacheAdmin
+from gateway.cache.lifetimes import longest_lifetime_s
+from gateway.composition.chains import Parts
+from gateway.composition.parts import Stores
+from gateway.config import Config
+from gateway.dialects.known import DIALECTS
+from gateway.policy.model import Policy
+from gateway.spaces import Space
+from gateway.upkeep.checkpoints import forget_former
+from gateway.upkeep.migration import Migration
+from gateway.upkeep.portability import Portability
+from gateway.upkeep.recovery import Recovery
+from gateway.upkeep.removal import Removal
+from gateway.upkeep.succession import Succession
+
+
+def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Removal:
+    """`policy` returns the one in force."""
+    slowest_s = max(backend.timeouts.total for backend in config.backends.values())
+
+    def horizon_s() -> float:
+        return slowest_s + max(map(longest_lifetime_s, policy().routes), default=0.0)
+
+    return Removal(
+        front=parts.store,
+        store=stores.removals,
+        spaces=parts.spaces,
+        flights=parts.flights,
+        clock=parts.clock,
+        telemetry=parts.telemetry,
+        horizon_s=horizon_s,
+    )
+
+
+def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin:
+    portability = Portability(
+        front=parts.store,
+        removal=removal,
+        spaces=parts.spaces,
+        dialects=DIALECTS,
+        clock=parts.clock,
+        max_entry=config.store.max_entry,
+    )
+    return CacheAdmin(removal, portability, with_token=config.auth.admin_token_env is not None)
+
+
+def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | None = None) -> Recovery:
+    """`removal` with the space that serves: what is learnt and removed has to be known before anything is looked up."""
+    return Recovery(
+        space.store,
+        stores.redis,
+        space.index,
+        parts.memory.counterexamples,
+        parts.clock,
+        space.checkpoints,
+        None if removal is None else space.learning,
+        removal,
+    )
+
+
+def migration_of(stores: Stores, parts: Parts) -> Migration:
+    """To the model in use."""
+    foreign = RedisMigration(stores.redis, embedder=parts.spaces.filled.embedder.fingerprint)
+    return Migration(foreign, parts.spaces, parts.telemetry, parts.clock)
+
+
+def succession_of(
+    config: Config, stores: Stores, parts: Parts, migration: Migration, swapped: Callable[[], None]
+) -> Succession:
+    """`swapped`: builds what requests pass on the space that then serves."""
+    recovery = recovery_of(stores, parts.spaces.filled, parts)
+    return Succession(parts.spaces, migration, recovery, swapped, parts.former, lambda: forget_former(config))

@@ -1,0 +1,186 @@
+"""Builds the real adapters that a configuration names. Used by `app` alone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.front_store import FrontStore
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
+from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.redis_batches import RedisBatches
+from gateway.adapters.redis_jobs import RedisJobs
+from gateway.adapters.redis_leases import RedisLeases
+from gateway.adapters.redis_quotas import RedisQuotas
+from gateway.adapters.redis_removal import RedisRemovals
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_sync import Syncing
+from gateway.adapters.redis_weights import RedisWeights
+from gateway.adapters.thorough_verifier import ThoroughVerifier
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
+from gateway.cache.removal import Bans
+from gateway.config import Config
+from gateway.config import Verifier as VerifierConfig
+from gateway.config.schema import EmbeddingModel
+from gateway.flights.leasing import TTL_S as LEASE_TTL_S
+from gateway.modelkit.files import MODEL, default_model_dir
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Clock, TextEncoder, Verifier
+from gateway.routing import complexity
+from gateway.routing.complexity import ComplexityModel
+from gateway.spaces import Spaces
+from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
+
+# On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
+SHARED_FRONT_MAX_AGE_S = 5.0
+
+
+class StartFailed(Exception):
+    """The gateway cannot start; the message is one sentence for the operator."""
+
+
+class DataDirLock:
+    """One gateway a data directory: two would fight over its store."""
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (data_dir / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StartFailed(f"another gateway uses the data directory {data_dir}") from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    front: FrontStore
+    redis: RedisStore
+    removals: RedisRemovals
+    leases: RedisLeases | None  # None: no other gateway is on this store
+    quotas: RedisQuotas
+    jobs: RedisJobs
+    batches: RedisBatches
+    server: EmbeddedValkey | None
+
+    async def close(self) -> None:
+        await self.redis.close()
+        if self.server is not None:
+            await self.server.stop()
+
+
+async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
+    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start;
+    an outside server that is absent is no failure: its requests are misses until it is there."""
+    server = None
+    url = config.store.url
+    if url == "embedded":
+        server = await EmbeddedValkey.start(
+            config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
+        )
+        url = server.url
+    client = connect(url)
+    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)
+    max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
+    front = FrontStore(
+        redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
+    )
+    leases = None
+    if server is None:
+        leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
+    quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
+    sync = Syncing(client) if config.jobs.fsync else None
+    jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
+    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, batches, server)
+
+
+def build_encoder(config: EmbeddingModel) -> TextEncoder:
+    """Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
+    if config.adapter == "hash":
+        return HashEncoder()
+    if config.adapter == "onnx":
+        return OnnxEncoder(model_dir_of(config), threads=config.threads)
+    try:
+        # An extra of several GB: imported only where it is asked for.
+        module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
+    except ImportError as error:
+        raise StartFailed(
+            "embedder.adapter sentence-transformers needs an extra that is not installed "
+            f"({error}): pip install 'nearhit[sentence-transformers]'"
+        ) from None
+    encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
+    return encoder
+
+
+def build_verifier(config: VerifierConfig, embedder: EmbeddingModel) -> Verifier:
+    """Raises `StartFailed` where the weights are not the ones that were trained, `ModelMissing` or `ModelCorrupt`."""
+    try:
+        if config.adapter == "checks":
+            return ThresholdVerifier()
+        learned = LearnedVerifier(load_weights())
+        # It reads the word embeddings of the model that it was trained with.
+        if not config.cross_encoder or embedder.adapter != "onnx" or embedder.model != MODEL:
+            return learned
+        return ThoroughVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder)))
+    except WeightsCorrupt as error:
+        raise StartFailed(str(error)) from None
+
+
+def model_dir_of(config: EmbeddingModel) -> Path:
+    return (config.model_dir or default_model_dir()) / config.model
+
+
+def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedder]:
+    encoder = build_encoder(config)
+    return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
+
+
+def build_complexity(embedder: str) -> ComplexityModel:
+    """For the vectors of one embedder, named by its fingerprint. Raises `StartFailed`."""
+    try:
+        return ComplexityModel(complexity.load_weights(), embedder)
+    except complexity.ComplexityWeightsCorrupt as error:
+        raise StartFailed(str(error)) from None
+
+
+def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+    if variable is None:
+        return None
+    value = environ.get(variable, "")
+    if not value:
+        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
+    return value
+
+
+async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:
+    try:
+        return await start
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
+
+
+def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictions:
+    """Within what the configuration says; the index need never evict by itself."""
+    store = config.store
+    own = int(OF_MEMORY * store.max_memory) if stores.server is not None else None
+    return Evictions(
+        stores.front,
+        RedisWeights(stores.redis, clock),
+        spaces,
+        telemetry,
+        clock,
+        max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),
+        max_bytes=own if store.max_bytes is None else store.max_bytes,
+    )

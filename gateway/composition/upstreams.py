@@ -1,0 +1,157 @@
+"""Builds the pools of the backends that a configuration names: an adapter for each of their upstreams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from gateway.adapters.http_backend import HttpBackend
+from gateway.adapters.http_session import open_session
+from gateway.adapters.onnx_backend import Model, OnnxBackend
+from gateway.adapters.onnx_folder import ModelFolder
+from gateway.adapters.onnx_generator import Generator
+from gateway.adapters.onnx_reader import Classifier, Vectors
+from gateway.adapters.onnx_tensors import Graph
+from gateway.adapters.triton_backend import TritonBackend
+from gateway.backends.lane import Lane, Upstream
+from gateway.backends.pool import Pool, PoolRules
+from gateway.calling.batching import Batching
+from gateway.composition.parts import secret
+from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.upstreams import GrpcUpstream, HttpUpstream
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Backend, Clock
+from gateway.routing.hedge import HedgeRules
+from gateway.routing.naming import ModelNames
+
+_READERS: Mapping[str, Callable[[ModelFolder, int], Model]] = {
+    "embed": Vectors,
+    "classify": Classifier,
+    "tensors": Graph,
+}
+
+
+def build_pools(
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    telemetry: Telemetry,
+    draw: Callable[[], float] = random.random,
+) -> dict[str, Pool]:
+    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment,
+    `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
+    return {
+        name: Pool(
+            name,
+            [Lane(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
+            clock,
+            telemetry,
+            _rules(section),
+            draw,
+        )
+        for name, section in config.backends.items()
+    }
+
+
+def reloads(section: BackendSection) -> bool:
+    """Whether a dead model of it is loaded anew."""
+    return isinstance(section, TritonBackendConfig) and section.reload
+
+
+def _rules(section: BackendSection) -> PoolRules:
+    if isinstance(section, OnnxBackendConfig):
+        return PoolRules(attempts=1)  # what failed on this machine fails again
+    hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
+    return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
+
+
+def _upstreams(
+    name: str,
+    section: BackendSection,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list[Upstream]:
+    if isinstance(section, OnnxBackendConfig):
+        return [_onnx(name, section, clock)]
+    if isinstance(section, TritonBackendConfig):
+        return [_triton(name, section, address, clock) for address in section.addresses]
+    shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
+    upstreams = []
+    for i, address in enumerate(section.addresses):
+        own = secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
+        upstreams.append(_http(name, section, address, own or shared, config.auth.mode == "passthrough", clock))
+    return upstreams
+
+
+def _http(
+    name: str,
+    section: OpenAIBackendConfig,
+    address: HttpUpstream,
+    api_key: str | None,
+    passthrough: bool,
+    clock: Clock,
+) -> Upstream:
+    backend = HttpBackend(
+        name,
+        address.url,
+        speaks=section.adapter,
+        session=open_session(section.timeouts.connect, section.max_concurrency),
+        models=_names(section),
+        api_key=api_key,
+        forward_credentials=passthrough,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    own_account = api_key is not None or not passthrough
+    asked = _batching(backend, section, clock, shared=own_account)
+    return Upstream(asked, address.url, address.weight, own_account=own_account)
+
+
+def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
+    scheme, _, server = address.url.partition("://")
+    backend = TritonBackend(
+        name,
+        server,
+        tls=scheme == "grpcs",
+        models=_names(section),
+        embedding_model=section.embedding_model,
+        tensors=section.tensors,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    asked = _batching(backend, section, clock, shared=True)  # Triton is shown no credentials
+    return Upstream(asked, address.url, address.weight, backend.hosted)
+
+
+def _batching(
+    backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
+) -> Backend:
+    return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
+
+
+def _onnx(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
+    """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
+    folder = ModelFolder(section.path)
+    if section.task == "generate":
+        model: Model = Generator(folder, section.threads, section.max_tokens)
+    else:
+        model = _READERS[section.task](folder, section.threads)
+    backend = OnnxBackend(
+        name,
+        model,
+        shown=section.model or section.path.name,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    return Upstream(backend, "in process")
+
+
+def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+    return ModelNames(section.model, tuple(section.models.items()))

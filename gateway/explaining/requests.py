@@ -1,0 +1,57 @@
+"""POST /admin/explain: what would become of a request now, with the latencies that are predicted. Nothing is sent, and
+the request is neither logged nor kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.answers import json_answer
+from gateway.composition.chains import Parts
+from gateway.composition.dispatching import deciding_of
+from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.explaining.explanation import Explanation, explanation_of, request_of
+from gateway.policy.model import Policy
+from gateway.stages.policy import routed
+
+PATH = "/admin/explain"
+
+
+class ExplainRequests:
+    """`policy` and `parts` give those in force: a held one would keep a former index from being freed."""
+
+    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts]) -> None:
+        self._policy = policy
+        self._parts = parts
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post(PATH, self.explain)]
+
+    async def explain(self, request: web.Request) -> web.Response:
+        try:
+            found = await self._explained(orjson.loads(await request.read()))
+        except orjson.JSONDecodeError as error:
+            return json_answer({"error": f"the body is not valid JSON: {error}"}, 400)
+        except web.HTTPRequestEntityTooLarge:
+            return json_answer({"error": "the body is larger than 1 MiB: expected a request"}, 400)
+        except BadRequest as error:
+            return json_answer({"error": error.message}, 400)
+        return json_answer(found.as_json())
+
+    async def _explained(self, value: object) -> Explanation:
+        parts = self._parts()
+        request, call = request_of(value, parts.clock, "the body")
+        policy = self._policy()
+        route = policy.match(request.path, call.model, request.tenant, request.headers)
+        embedding = None
+        if call.question is not None:
+            with suppress(EmbedderUnavailable):  # a request would go on without, too
+                embedding = await parts.space.embedder.embed(call.question)
+        request = replace(routed(request, request.body, call, route), embedding=embedding)
+        deciding = deciding_of(route, parts)
+        decision = deciding.decide(request)
+        return explanation_of(request, call, route, embedding, decision, deciding.outlook(request))

@@ -1,0 +1,293 @@
+"""Every metric, defined once. Plain numbers on the hot path; prometheus_client only renders them when scraped.
+
+Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.observing.quantiles import quantile_of
+
+Labels = tuple[str, ...]
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+class Counter:
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, *labels: str, amount: float = 1.0) -> None:
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def total(self) -> float:
+        return sum(self.values.values())
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Gauge:
+    """Set, or read from `source` at the scrape."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        labels: Labels,
+        source: Callable[[], Iterable[tuple[Labels, float]]] | None = None,
+    ) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+        self.source = source
+
+    def set(self, *labels: str, value: float) -> None:
+        self.values[labels] = value
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, value in self.values.items() if self.source is None else self.source():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """Seconds in `LATENCY_BUCKETS`."""
+
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.counts: dict[Labels, list[int]] = {}
+        self.sums: dict[Labels, float] = {}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        counts = self.counts.get(labels)
+        if counts is None:
+            counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
+            self.sums[labels] = 0.0
+        counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self.sums[labels] += seconds
+
+    def quantile(self, q: float, *labels: str) -> float | None:
+        """In seconds. None without observations."""
+        return quantile_of(self.counts.get(labels, ()), LATENCY_BUCKETS, q)
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, counts in self.counts.items():
+            cumulated, buckets = 0, []
+            for bound, count in zip((*map(str, LATENCY_BUCKETS), "+Inf"), counts, strict=True):
+                cumulated += count
+                buckets.append((bound, float(cumulated)))
+            family.add_metric(labels, buckets, self.sums[labels])
+        return family
+
+
+class Telemetry(Collector):
+    def __init__(self) -> None:
+        backend = ("backend",)
+        self.requests = Counter(
+            "nearhit_requests_total", "Requests answered", ("route", "dialect", "verdict", "status")
+        )
+        self.request_seconds = Histogram(
+            "nearhit_request_seconds", "From the arrival of a request to the end of its answer", ("route", "verdict")
+        )
+        self.stage_seconds = Histogram("nearhit_stage_seconds", "Time spent in a stage", ("stage",))
+        self.overhead_seconds = Histogram(
+            "nearhit_overhead_seconds", "Time to the first byte of an answer, less the time a backend took for it", ()
+        )
+        self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens that hits did not cost", ("route",))
+        self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars that hits did not cost", ("route",))
+        self.routed = Counter(
+            "nearhit_routed_total", "Misses by the tier they were sent to and why", ("route", "tier", "reason")
+        )
+        self.large_share = Gauge(
+            "nearhit_large_share",
+            "The large model's part of the last hour's misses that could go to either",
+            ("route",),
+        )
+        self.escalation_threshold = Gauge(
+            "nearhit_escalation_threshold", "Complexity above which the light model is not asked, now", ("route",)
+        )
+        self.quality_kept = Gauge(
+            "nearhit_quality_kept", "Part of the gap between light and large that is kept, as expected", ("route",)
+        )
+        self.quality_kept_low = Gauge(
+            "nearhit_quality_kept_low", "Lower end of the 95 % interval of the part that is kept", ("route",)
+        )
+        self.quality_kept_high = Gauge(
+            "nearhit_quality_kept_high", "Upper end of the 95 % interval of the part that is kept", ("route",)
+        )
+        self.routing_labels = Counter(
+            "nearhit_routing_labels_total",
+            "Requests of which it turned out whether the light model's answer is worse, by what told it",
+            ("route", "source", "label"),
+        )
+        self.light_audits = Counter(
+            "nearhit_light_audits_total",
+            "Answers of the light model chosen to be compared with the large one's, by what came of it",
+            ("route", "outcome"),
+        )
+        self.cascade = Counter(
+            "nearhit_cascade_total",
+            "Requests whose complexity asked for a better model, by what came of the lightest one's answer",
+            ("route", "outcome"),
+        )
+        self.shadow = Counter(
+            "nearhit_shadow_total",
+            "Misses asked of the shadow backend, by how its answer compares",
+            ("route", "outcome"),
+        )
+        self.shadow_cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars that shadows cost", ("route",))
+        self.admissions = Counter(
+            "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
+        )
+        self.crowds = Counter(
+            "nearhit_crowds_total", "Flights by what they were among the gateways on a store", ("outcome",)
+        )
+        self.refusals = Counter(
+            "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
+        )
+        self.labels = Counter(
+            "nearhit_labels_total",
+            "Lookups that turned out right or wrong, by what told it",
+            ("route", "source", "label"),
+        )
+        self.comparisons_dropped = Counter(
+            "nearhit_comparisons_dropped_total", "Misses that taught nothing because too many waited", ("route",)
+        )
+        self.audits = Counter(
+            "nearhit_audits_total", "Semantic hits chosen to be checked, by what came of it", ("route", "outcome")
+        )
+        self.audit_cost = Counter("nearhit_audit_cost_dollars_total", "Dollars that audits cost", ("route",))
+        self.second_opinions = Counter(
+            "nearhit_second_opinions_total",
+            "Lookups near the threshold, by whether they were looked at closer",
+            ("route", "outcome"),
+        )
+        self.acceptance_threshold = Gauge(
+            "nearhit_acceptance_threshold", "Score that a neighbour must reach to be served", ("route",)
+        )
+        self.feedback = Counter("nearhit_feedback_total", "What clients said of answers", ("route", "verdict"))
+        self.backend_requests = Counter(
+            "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
+        )
+        self.backend_seconds = Histogram("nearhit_backend_seconds", "Whole answers of a backend", backend)
+        self.backend_ttft_seconds = Histogram("nearhit_backend_ttft_seconds", "Time to a backend's first byte", backend)
+        self.backend_inflight = Gauge("nearhit_backend_inflight", "Calls in flight to a backend", backend)
+        self.backend_limit = Gauge("nearhit_backend_limit", "Calls that may be in flight to a backend now", backend)
+        self.backend_queued = Gauge("nearhit_backend_queued", "Requests that wait for a place at a backend", backend)
+        self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
+        upstream = ("backend", "upstream")
+        self.upstream_state = Gauge(
+            "nearhit_upstream_state",
+            "An address of a backend: 0 asked, 1 half-open, 2 open or ejected, 3 told to wait",
+            upstream,
+        )
+        self.upstream_inflight = Gauge("nearhit_upstream_inflight", "Calls in flight to an address", upstream)
+        self.upstream_latency = Gauge(
+            "nearhit_upstream_latency_ewma_seconds",
+            "Time to the first byte by which addresses are compared, of the slowest kind of call",
+            upstream,
+        )
+        self.retries = Counter(
+            "nearhit_retries_total", "Calls sent again, or not for lack of time or budget", ("backend", "outcome")
+        )
+        self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
+        self.limited = Counter(
+            "nearhit_limited_total",
+            "Requests that a limit of the policy refused, or kept from all but the lightest model",
+            ("route", "limit"),
+        )
+        self.limits_local = Counter(
+            "nearhit_limits_local_total", "Requests whose limits one gateway held alone, without the store", ("route",)
+        )
+        self.limits_tokens = Counter(
+            "nearhit_limits_tokens_total", "Tokens of calls on routes with limits, in and out", ("route",)
+        )
+        self.limits_cost = Counter(
+            "nearhit_limits_cost_dollars_total", "Dollars of calls on routes with limits", ("route",)
+        )
+        self.jobs = Counter("nearhit_jobs_total", "Jobs by what came of offering them, and of attempts", ("outcome",))
+        self.jobs_held = Gauge("nearhit_jobs", "Jobs and webhooks of all gateways on the store", ("state",))
+        self.job_bytes = Gauge("nearhit_jobs_bytes", "Bytes of the requests of jobs that are not over", ())
+        self.job_oldest_seconds = Gauge("nearhit_jobs_oldest_seconds", "Age of the oldest job that is not over", ())
+        self.job_wait_seconds = Histogram("nearhit_jobs_wait_seconds", "From accepting a job to its first attempt", ())
+        self.job_seconds = Histogram("nearhit_jobs_seconds", "From accepting a job to its end", ("status",))
+        self.job_webhooks = Counter("nearhit_jobs_webhooks_total", "Webhooks told, by what came of it", ("outcome",))
+        self.promises = Counter(
+            "nearhit_promises_total",
+            "Requests with a latency budget that went to a backend, or would have, by what came of it",
+            ("route", "outcome"),
+        )
+        self.required_confidence = Gauge(
+            "nearhit_required_confidence", "How sure a backend must be to keep the budget to be asked", ("route",)
+        )
+        self.promised_confidence = Gauge(
+            "nearhit_promised_confidence",
+            "Share of the promised latency budgets that the policy in force wants kept",
+            ("route",),
+        )
+        self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
+        self.model_reloads = Counter(
+            "nearhit_model_reloads_total", "Dead models that were to be loaded anew", ("backend", "outcome")
+        )
+        self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
+        self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
+        self.migration_entries = Gauge(
+            "nearhit_migration_entries",
+            "Entries with a vector of another embedding model, by what became of it",
+            ("state",),
+        )
+        self.evictions = Counter(
+            "nearhit_evictions_total", "Stored answers that made room for others, by what bound was met", ("reason",)
+        )
+        self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
+        self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
+        self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.store_up = Gauge("nearhit_store_up", "1 if the store answered when it was looked at last", ())
+        self.wrong_hit_ratio = Gauge(
+            "nearhit_wrong_hit_ratio", "Wrong semantic hits over all requests, from audits; NaN without any", ("route",)
+        )
+        self.wrong_hit_ratio_low = Gauge(
+            "nearhit_wrong_hit_ratio_low", "Lower end of the 95 % interval of the wrong-hit ratio", ("route",)
+        )
+        self.wrong_hit_ratio_high = Gauge(
+            "nearhit_wrong_hit_ratio_high", "Upper end of the 95 % interval of the wrong-hit ratio", ("route",)
+        )
+        self.max_wrong_hits = Gauge(
+            "nearhit_max_wrong_hits", "What the policy in force allows of the wrong-hit ratio", ("route",)
+        )
+        self.wrong_of_served_ratio = Gauge(
+            "nearhit_wrong_of_served_ratio", "Wrong semantic hits over semantic hits; NaN without any audit", ("route",)
+        )
+        self.wrong_of_served_ratio_low = Gauge(
+            "nearhit_wrong_of_served_ratio_low", "Lower end of the 95 % interval of wrong over served", ("route",)
+        )
+        self.wrong_of_served_ratio_high = Gauge(
+            "nearhit_wrong_of_served_ratio_high", "Upper end of the 95 % interval of wrong over served", ("route",)
+        )
+        self.policy_reload_ok = Gauge(
+            "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
+        )
+        self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
+
+    def requests_of(self, route: str) -> int:
+        """All requests that a route has answered since the start."""
+        return int(sum(count for labels, count in self.requests.values.items() if labels[0] == route))
+
+    def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
+        return (value for value in vars(self).values() if isinstance(value, Counter | Gauge | Histogram))
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.metrics():
+            yield metric.family()

@@ -1,0 +1,1 @@
+"""How often hits, and light answers, are wrong: measured, learnt from, kept."""

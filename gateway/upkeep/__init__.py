@@ -1,0 +1,1 @@
+"""What keeps store and indexes in step: start, checkpoints, another model, eviction, removal, export."""

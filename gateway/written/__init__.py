@@ -1,0 +1,1 @@
+"""What operators write: YAML that remembers its lines, units, and faults as sentences."""
