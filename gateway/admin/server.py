@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.answers import json_answer
 from gateway.admin.quality import Quality
@@ -113,7 +114,8 @@ class AdminPort:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))  # OpenMetrics has exemplars
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     async def _dashboard(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)

@@ -1,95 +1,13 @@
-"""Every metric, defined once. Plain numbers on the hot path; prometheus_client only renders them when scraped.
-
-Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
-"""
+"""Every metric, defined once."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observing.quantiles import quantile_of
-
-Labels = tuple[str, ...]
-LATENCY_BUCKETS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-
-
-class Counter:
-    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
-        self.values: dict[Labels, float] = {}
-
-    def add(self, *labels: str, amount: float = 1.0) -> None:
-        self.values[labels] = self.values.get(labels, 0.0) + amount
-
-    def total(self) -> float:
-        return sum(self.values.values())
-
-    def family(self) -> Metric:
-        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
-        for labels, value in self.values.items():
-            family.add_metric(labels, value)
-        return family
-
-
-class Gauge:
-    """Set, or read from `source` at the scrape."""
-
-    def __init__(
-        self,
-        name: str,
-        help_text: str,
-        labels: Labels,
-        source: Callable[[], Iterable[tuple[Labels, float]]] | None = None,
-    ) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
-        self.values: dict[Labels, float] = {}
-        self.source = source
-
-    def set(self, *labels: str, value: float) -> None:
-        self.values[labels] = value
-
-    def family(self) -> Metric:
-        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, value in self.values.items() if self.source is None else self.source():
-            family.add_metric(labels, value)
-        return family
-
-
-class Histogram:
-    """Seconds in `LATENCY_BUCKETS`."""
-
-    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
-        self.counts: dict[Labels, list[int]] = {}
-        self.sums: dict[Labels, float] = {}
-
-    def observe(self, seconds: float, *labels: str) -> None:
-        counts = self.counts.get(labels)
-        if counts is None:
-            counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
-            self.sums[labels] = 0.0
-        counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
-        self.sums[labels] += seconds
-
-    def quantile(self, q: float, *labels: str) -> float | None:
-        """In seconds. None without observations."""
-        return quantile_of(self.counts.get(labels, ()), LATENCY_BUCKETS, q)
-
-    def family(self) -> Metric:
-        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, counts in self.counts.items():
-            cumulated, buckets = 0, []
-            for bound, count in zip((*map(str, LATENCY_BUCKETS), "+Inf"), counts, strict=True):
-                cumulated += count
-                buckets.append((bound, float(cumulated)))
-            family.add_metric(labels, buckets, self.sums[labels])
-        return family
+from gateway.observing.metrics import Counter, Gauge, Histogram
 
 
 class Telemetry(Collector):

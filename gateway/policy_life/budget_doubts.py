@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from gateway.observing.telemetry import LATENCY_BUCKETS, Telemetry
+from gateway.observing.metrics import LATENCY_BUCKETS
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Policy
 from gateway.written.faults import Fault
 

@@ -15,7 +15,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from gateway.config.load import load_config
-from gateway.observing.telemetry import Histogram, Telemetry
+from gateway.observing.metrics import Histogram
+from gateway.observing.telemetry import Telemetry
 from gateway.policy.check import check
 from tests.fixtures.debian import program
 
