@@ -34,6 +34,7 @@ from gateway.composition.parts import (
     DataDirLock,
     Stores,
     build_embedder,
+    certificates_of,
     listening,
     open_stores,
     secret,
@@ -89,8 +90,9 @@ class Gateway:
         self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
-        self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current)
-        self.grpc_port = GrpcPort(config.server, parts.clock)
+        context, credentials = certificates_of(config.server)
+        self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current, context)
+        self.grpc_port = GrpcPort(config.server, parts.clock, credentials)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
@@ -204,7 +206,7 @@ class Gateway:
         now = self.parts.clock.monotonic()
         host, port = self.data_address
         return {
-            "listen": f"http://{host}:{port}",
+            "listen": f"{self.config.server.scheme}://{host}:{port}",
             "policy": {
                 "hash": self.policy.hash,
                 "routes": [route.name for route in self.policy.routes],

@@ -36,7 +36,7 @@ async def serve(
         following(gateway),
     ):
         settle()
-        announce(gateway.data_address, gateway.admin_address)
+        announce(config.server.scheme, gateway.data_address, gateway.admin_address)
         await until_signalled()
 
 
@@ -68,7 +68,7 @@ async def serve_upstream(
     config, policy = upstream_config(url, at(environ, listen, admin))
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         settle()
-        announce(gateway.data_address, gateway.admin_address)
+        announce(config.server.scheme, gateway.data_address, gateway.admin_address)
         await until_signalled()
 
 
@@ -91,9 +91,9 @@ def settle() -> None:
     gc.set_threshold(5000, 20, 20)
 
 
-def announce(data: tuple[str, int], admin: tuple[str, int]) -> None:
+def announce(scheme: str, data: tuple[str, int], admin: tuple[str, int]) -> None:
     """One line for people, when both ports are open: scripts wait for it."""
-    line = f"nearhit serves http://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}"
+    line = f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}"
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -8,8 +8,12 @@ import importlib
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import SSLContext
+
+from grpc import ServerCredentials
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.certificate import Certificate, CertificateUnusable
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
@@ -29,7 +33,7 @@ from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
 from gateway.cache.removal import Bans
 from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
-from gateway.config.schema import EmbeddingModel
+from gateway.config.schema import EmbeddingModel, Server
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
 from gateway.modelkit.files import MODEL, default_model_dir
 from gateway.observing.telemetry import Telemetry
@@ -184,3 +188,14 @@ def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Tele
         max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),
         max_bytes=own if store.max_bytes is None else store.max_bytes,
     )
+
+
+def certificates_of(server: Server) -> tuple[SSLContext | None, ServerCredentials | None]:
+    """TLS of the data port and of the gRPC port. Raises `StartFailed`."""
+    if server.tls is None:
+        return None, None
+    try:
+        certificate = Certificate(server.tls)
+        return certificate.context(), None if server.grpc is None else certificate.credentials()
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None

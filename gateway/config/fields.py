@@ -27,11 +27,20 @@ def parse_name(value: object) -> str:
 
 def parse_folder(value: object) -> Path:
     """A path that is printable: a NUL in it would only fail when it is used."""
+    return _path(value, "a folder")
+
+
+def parse_file(value: object) -> Path:
+    """Likewise, of a file."""
+    return _path(value, "a file")
+
+
+def _path(value: object, kind: str) -> Path:
     if isinstance(value, Path):
         return value
     if isinstance(value, str) and value and value.isprintable():
         return Path(value)
-    raise ValueError(f"expected the path of a folder, got {show(value)}")
+    raise ValueError(f"expected the path of {kind}, got {show(value)}")
 
 
 def parse_environment_name(value: object) -> str:
@@ -66,6 +75,7 @@ def parse_workers(value: object) -> int:
 
 Name = Annotated[str, BeforeValidator(parse_name), Written(written.NAME)]
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
+File = Annotated[Path, BeforeValidator(parse_file, json_schema_input_type=str)]
 EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), Written(written.ENVIRONMENT_NAME)]
 KeyHash = Annotated[str, BeforeValidator(parse_key_hash), Written(written.KEY_HASH)]
 Version = Annotated[int, BeforeValidator(parse_version), Written(written.ONE)]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environ import environment_fault, override
-from gateway.config.schema import Config, EmbeddingModel
+from gateway.config.schema import Config, EmbeddingModel, Server
 from gateway.written.faults import ConfigInvalid, Fault, KeyPath, in_order
 from gateway.written.validation import complaints
 from gateway.written.yaml_source import load_yaml, read_file
@@ -137,12 +137,22 @@ def _resolved(config: Config, folder: Path) -> Config:
         embedder = embedder.model_copy(update={"migrate_from": _with_model_dir(embedder.migrate_from, folder)})
     return config.model_copy(
         update={
+            "server": _with_tls(config.server, folder),
             "data_dir": (folder / config.data_dir).absolute(),
             "policies": folder / config.policies,
             "embedder": embedder,
             "backends": {name: _with_path(backend, folder) for name, backend in config.backends.items()},
         }
     )
+
+
+def _with_tls(server: Server, folder: Path) -> Server:
+    tls = server.tls
+    if tls is None:
+        return server
+    client_ca = None if tls.client_ca is None else folder / tls.client_ca
+    found = {"certificate": folder / tls.certificate, "key": folder / tls.key, "client_ca": client_ca}
+    return server.model_copy(update={"tls": tls.model_copy(update=found)})
 
 
 def _with_path(backend: BackendSection, folder: Path) -> BackendSection:

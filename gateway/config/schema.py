@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import EnvironmentName, Folder, KeyHash, Name, Text, Version, Workers
+from gateway.config.fields import EnvironmentName, File, Folder, KeyHash, Name, Text, Version, Workers
 from gateway.config.jobs import Jobs
 from gateway.config.urls import StoreUrl
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
@@ -36,12 +36,21 @@ class Cors(Section):
                 )
 
 
+class Tls(Section):
+    """The certificate of the data and the gRPC port."""
+
+    certificate: File  # PEM: its own first, then what leads to a root
+    key: File  # PEM, without a password
+    client_ca: File | None = None  # PEM: only clients with a certificate of these may connect
+
+
 class Server(Section):
     """The edge: where it listens and what it bears."""
 
     listen: Listen = Address("127.0.0.1", 8080)
     admin: Listen = Address("127.0.0.1", 9090)
     grpc: Listen | None = None  # KServe's version 2; None: no gRPC port
+    tls: Tls | None = None  # None: TLS ends before the gateway, or nowhere
     admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
     workers: Workers = 1
     max_body: Size = 10 * 2**20
@@ -53,6 +62,11 @@ class Server(Section):
     cors: Cors = Field(default_factory=Cors)
     compress: bool = False  # whole answers, for clients that take gzip
     max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+
+    @property
+    def scheme(self) -> str:
+        """Of the data port's URL."""
+        return "http" if self.tls is None else "https"
 
 
 class Store(Section):

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from ssl import SSLContext
 from typing import Any
 
 import orjson
@@ -40,10 +41,17 @@ Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class DataPort:
-    """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force."""
+    """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force. `tls` None:
+    plain HTTP."""
 
     def __init__(
-        self, config: ServerConfig, clock: Clock, health: Health, front: Front, table: Callable[[], object]
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        health: Health,
+        front: Front,
+        table: Callable[[], object],
+        tls: SSLContext | None = None,
     ) -> None:
         self._config = config
         self._front = front
@@ -52,6 +60,7 @@ class DataPort:
         self._clock = clock
         self._health = health
         self._runner: web.ServerRunner | None = None
+        self._tls = tls
         self.inflight = 0
         self.draining = False
         self._stopping = asyncio.Event()
@@ -74,7 +83,7 @@ class DataPort:
         self._runner = web.ServerRunner(server, shutdown_timeout=self._config.drain_timeout)
         await self._runner.setup()
         host, port = self._config.listen
-        await web.TCPSite(self._runner, host, port, backlog=1024).start()
+        await web.TCPSite(self._runner, host, port, backlog=1024, ssl_context=self._tls).start()
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 

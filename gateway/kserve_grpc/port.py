@@ -8,6 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config.schema import Server as ServerConfig
@@ -24,11 +27,12 @@ Context = Any  # grpc.aio.ServicerContext
 
 
 class GrpcPort:
-    """Listens only where the configuration says so (`server.grpc`)."""
+    """Listens only where the configuration says so (`server.grpc`). `tls` None: plain HTTP/2."""
 
-    def __init__(self, config: ServerConfig, clock: Clock) -> None:
+    def __init__(self, config: ServerConfig, clock: Clock, tls: grpc.ServerCredentials | None = None) -> None:
         self._config = config
         self._clock = clock
+        self._tls = tls
         self._server: Any = None
         self.inflight = 0
 
@@ -45,18 +49,29 @@ class GrpcPort:
                 ("grpc.so_reuseport", 0),  # a taken port is an error, as on the other ports
             ],
         )
+        self._health = health.aio.HealthServicer()
+        add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
         address = self._config.grpc
         try:
-            port = self._server.add_insecure_port(str(address))
+            if self._tls is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._tls)
         except RuntimeError as error:
             raise OSError(str(error)) from None
         await self._server.start()
+        for service in (
+            "",
+            SERVICE,
+        ):  # "" is the server itself: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+            await self._health.set(service, HealthCheckResponse.SERVING)
         return Address(address.host, port)
 
     async def stop(self) -> None:
         """Takes no more calls, lets those under way end within `drain_timeout`, then cuts."""
         if self._server is not None:
+            await self._health.enter_graceful_shutdown()
             await self._server.stop(self._config.drain_timeout)
 
     def _methods(self) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""TLS of the data and the gRPC port: one certificate for both, read anew when its files change."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from gateway.config.schema import Tls
+
+LOG = logging.getLogger("nearhit")
+Made = TypeVar("Made")
+
+
+class CertificateUnusable(Exception):
+    """The files do not make a certificate to serve with; the message says which and why."""
+
+
+class Certificate:
+    """Who renews a certificate replaces its files (ACME clients, cert-manager): connections opened from then on get the
+    new one. Files that are no pair, as in the midst of being replaced, leave the former one in use. The clients' CA is
+    read once: who may come in is not for a file that changes by itself."""
+
+    def __init__(self, config: Tls) -> None:
+        """Raises `CertificateUnusable`."""
+        self._config = config
+        self._ca = None if config.client_ca is None else _read(config.client_ca)
+        self._seen = self._stamps()
+        self._current = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """For the data port."""
+        outer = self._current
+        outer.sni_callback = self._renew  # the one hook that a handshake offers, whether a name is sent or not
+        return outer
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For the gRPC port. Asked by gRPC's own thread, once a handshake."""
+        seen, wanted = self._stamps(), self._grpc_configuration()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal seen
+            now = self._stamps()
+            if now == seen:
+                return None
+            seen = now
+            return self._unless_unusable(self._grpc_configuration)
+
+        return grpc.dynamic_ssl_server_credentials(wanted, fetch, require_client_authentication=self._ca is not None)
+
+    def _renew(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
+        now = self._stamps()
+        if now != self._seen:
+            self._seen = now
+            self._current = self._unless_unusable(self._load) or self._current
+        if self._current is not outer:
+            connection.context = self._current
+
+    def _unless_unusable(self, make: Callable[[], Made]) -> Made | None:
+        try:
+            made = make()
+        except CertificateUnusable as error:
+            fields = {"fault": str(error)}
+            LOG.error("the certificate was not read anew, the former one stays", extra={"fields": fields})
+            return None
+        LOG.info("certificate read anew", extra={"fields": {"certificate": str(self._config.certificate)}})
+        return made
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["http/1.1"])
+        config = self._config
+        try:
+            context.load_cert_chain(config.certificate, config.key, password=_no_password)
+        except (ssl.SSLError, OSError, _Encrypted) as error:
+            raise CertificateUnusable(_why(config, error)) from None
+        if self._ca is not None:
+            try:
+                context.load_verify_locations(cadata=self._ca.decode("ascii"))
+            except (ssl.SSLError, ValueError):
+                raise CertificateUnusable(f"{config.client_ca} holds no certificates in PEM form") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
+        self._load()  # gRPC says nothing of a pair that does not match: every handshake would fail
+        config = self._config
+        pair = (_read(config.key), _read(config.certificate))
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=self._ca)
+
+    def _stamps(self) -> tuple[int, ...]:
+        """What tells that the files were replaced: their times, nanoseconds; 0 where one is absent."""
+        return tuple(_stamp(path) for path in (self._config.certificate, self._config.key))
+
+
+class _Encrypted(Exception):
+    """The key asks for a password, which nobody can be asked for."""
+
+
+def _no_password() -> str:
+    raise _Encrypted
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CertificateUnusable(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _why(config: Tls, error: Exception) -> str:
+    for path in (config.certificate, config.key):
+        _read(path)  # a missing file says its own name, which OpenSSL does not
+    if isinstance(error, _Encrypted):
+        return f"{config.key} is encrypted, expected a key without a password that only the gateway may read"
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        return f"{config.key} is not the key of {config.certificate}"
+    return f"{config.certificate} and {config.key}: expected a certificate chain and its private key in PEM form"
