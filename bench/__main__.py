@@ -18,11 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.load import Load, request_bytes, rss_mb, run
+from bench.protocols import QUESTION, SYSTEM
 
-QUESTION = "How do I reset the password of my account when the mail with the link never arrives at the address I gave?"
-SYSTEM = (
-    "You are the assistant of a shop for garden tools. Answer briefly, and never make promises about delivery. " * 3
-)
 CONFIG = """
 version: 1
 server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}

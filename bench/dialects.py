@@ -1,78 +1,125 @@
-"""What a request costs in Anthropic's protocol, as a ratio to OpenAI's chat completions in the same run.
+"""What a request costs in each protocol, as a ratio to OpenAI's chat completions in the same run.
 
 `python -m bench.dialects [--requests N] [--rounds N]`
 
-One gateway before an endpoint that answers a constant chat completion, so that a miss of Anthropic's is one that is
-translated there and back. "not seen before": other bytes for the same entry, so that the request is parsed.
+One gateway before an endpoint that answers each path in its protocol, with constant bytes; exact caches alone. "Not seen
+before": with a header of its own, so that the front does not know the request and it is parsed. "Translated": a message
+of Anthropic's before a backend of OpenAI's, there and back.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import random
 import statistics
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
-from bench.__main__ import QUESTION, SYSTEM, free_port, gateway, server
-from bench.load import request_bytes, run
+from bench.__main__ import free_port, server
+from bench.load import run
+from bench.protocols import PROTOCOLS, Protocol
 
 CONNECTIONS = 8
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CONFIG = """
+version: 1
+server: {{listen: "127.0.0.1:{port}", admin: "127.0.0.1:{admin}"}}
+embedder: {{adapter: hash}}
+backends:
+"""
+BACKEND = "  {name}: {{adapter: {adapter}, url: 'http://127.0.0.1:{upstream}{root}'}}\n"
+ROUTE = """
+  - {{name: {name}-uncached, match: {{path: "{path}", headers: {{{via}x-uncached: "1"}}}}, route: {{backend: {name}}}}}
+  - name: {name}
+    match: {{path: "{path}"{only}}}
+    cache: {{exact: {{ttl: 1h}}}}
+    route: {{backend: {name}}}
+"""
+DEFAULT = "  - {name: default, match: {}, route: {backend: chat-completion}}\n"
+VIA = 'x-via: "openai"'  # tells what is translated from what goes on as it is
+TRANSLATED = replace(
+    next(each for each in PROTOCOLS if each.name == "messages"),
+    name="messages, translated",
+    backend="openai",
+    headers="Content-Type: application/json\r\nx-via: openai\r\n",
+    root="/v1",
+)
+ASKED = (TRANSLATED, *PROTOCOLS)  # the narrower route first
+PATHS = ("exact hit", "exact hit, not seen before", "miss, caches off")
 
 
-def body(path: str, model: str = "bench", **fields: Any) -> bytes:
-    turn = {"role": "user", "content": QUESTION}
-    if path == CHAT:
-        return json.dumps(
-            {"model": model, "messages": [{"role": "system", "content": SYSTEM}, turn], **fields}
-        ).encode()
-    return json.dumps({"model": model, "max_tokens": 512, "system": SYSTEM, "messages": [turn], **fields}).encode()
+def name_of(protocol: Protocol) -> str:
+    return protocol.name.lower().replace(",", "").replace(" ", "-")
 
 
-def loads(path: str, requests: int, draw: random.Random) -> dict[str, tuple[list[bytes], bytes]]:
-    """name -> (bodies, what the gateway says of each)"""
+def files(folder: Path, port: int, upstream: int) -> None:
+    (folder / "policies").mkdir()
+    backends = [
+        BACKEND.format(name=name_of(each), adapter=each.backend, upstream=upstream, root=each.root) for each in ASKED
+    ]
+    routes = [
+        ROUTE.format(
+            name=name_of(each),
+            path=each.path,
+            via=f"{VIA}, " if each is TRANSLATED else "",
+            only=f", headers: {{{VIA}}}" if each is TRANSLATED else "",
+        )
+        for each in ASKED
+    ]
+    (folder / "config.yaml").write_text(CONFIG.format(port=port, admin=free_port()) + "".join(backends))
+    (folder / "policies" / "default.yaml").write_text("version: 1\nroutes:" + "".join(routes) + DEFAULT)
 
-    def unseen(**fields: Any) -> list[bytes]:
-        return [body(path, metadata={"user_id": f"{draw.getrandbits(60)}"}, **fields) for _ in range(requests)]
 
-    return {
-        "exact hit": ([body(path)] * requests, b"detail=exact"),
-        "exact hit, not seen before": (unseen(), b"detail=exact"),
-        "stream hit": ([body(path, stream=True)] * requests, b"detail=exact"),
-        "stream hit, not seen before": (unseen(stream=True), b"detail=exact"),
-        "miss, caches off": ([body(path, "uncached")] * requests, b"detail=policy"),
-    }
+@contextmanager
+def serving() -> Iterator[tuple[int, int]]:
+    """-> (port, process id) of a gateway before an endpoint of every protocol."""
+    upstream, port = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder, server(["bench.servers", "protocols", str(upstream)], upstream):
+        files(Path(folder), port, upstream)
+        with server(["gateway", "serve"], port, Path(folder)) as process:
+            yield port, process.pid
+
+
+def request_of(protocol: Protocol, path: str, number: int) -> bytes:
+    extra = f"x-number: {number}\r\n" if "not seen" in path else ""
+    extra += "x-uncached: 1\r\n" if "miss" in path else ""
+    head = f"POST {protocol.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{protocol.headers}{extra}"
+    return f"{head}Content-Length: {len(protocol.body)}\r\n\r\n".encode() + protocol.body
 
 
 async def measured(requests: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """name -> path -> microseconds of CPU a request, of each round"""
-    up, draw = free_port(), random.Random(7)
-    found: dict[str, dict[str, list[float]]] = {}
-    with server(["bench.servers", "upstream", str(up)], up), gateway(up, "hash") as (process, port, _):
-        for path in (CHAT, MESSAGES):
-            await run(port, process.pid, [request_bytes(body(path), path)], connections=1)
+    """path -> protocol -> microseconds of CPU a request, of each round"""
+    found: dict[str, dict[str, list[float]]] = {path: {each.name: [] for each in ASKED} for path in PATHS}
+    with serving() as (port, pid):
+        for each in ASKED:
+            await run(port, pid, [request_of(each, "exact hit", 0)], connections=1)
         for number in range(rounds + 1):
-            for path in (CHAT, MESSAGES):
-                for name, (bodies, expect) in loads(path, requests, draw).items():
-                    given = [request_bytes(each, path) for each in bodies]
-                    load = await run(port, process.pid, given, connections=CONNECTIONS, expect=expect)
+            for path in PATHS:
+                expect = b"detail=policy" if "miss" in path else b"detail=exact"
+                for each in ASKED:
+                    given = [request_of(each, path, number * requests + i) for i in range(requests)]
+                    load = await run(port, pid, given, connections=CONNECTIONS, expect=expect)
                     if number:  # the first round warms everything up
-                        found.setdefault(name, {}).setdefault(path, []).append(load.cpu_us)
+                        found[path][each.name].append(load.cpu_us)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    print(f"{'':<30} {'chat us':>8} {'messages us':>12} {'ratio':>6}")
-    for name, paths in asyncio.run(measured(given.requests, given.rounds)).items():
-        ratio = statistics.median(b / a for a, b in zip(paths[CHAT], paths[MESSAGES], strict=True))
-        chat, messages = (statistics.median(paths[path]) for path in (CHAT, MESSAGES))
-        print(f"{name:<30} {chat:>8.0f} {messages:>12.0f} {ratio:>6.2f}")
+    found = asyncio.run(measured(given.requests, given.rounds))
+    print(f"{'CPU us a request (ratio to a chat completion)':<46}" + "".join(f"{path:>30}" for path in PATHS))
+    for each in (*PROTOCOLS, TRANSLATED):
+        cells = []
+        for path in PATHS:
+            chat, own = found[path][PROTOCOLS[0].name], found[path][each.name]
+            ratio = statistics.median(b / a for a, b in zip(chat, own, strict=True))
+            cells.append(f"{statistics.median(own):>22.0f} ({ratio:.2f})")
+        print(f"{each.name:<46}" + "".join(f"{cell:>30}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 from bench.__main__ import body, free_port, server
-from bench.servers import BODY
+from bench.protocols import BODY
 
 MODES = {
     "one upstream at a time": "off",

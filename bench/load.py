@@ -58,7 +58,7 @@ async def _connection(port: int, requests: Iterator[bytes], expect: bytes, laten
             if b"transfer-encoding: chunked" in lowered:
                 await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
             else:
-                length = int(lowered[lowered.index(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+                length = int(lowered[lowered.index(b"\ncontent-length:") + 16 :].split(b"\r\n", 1)[0])
                 await reader.readexactly(length)
             latencies.append(time.perf_counter() - started)
     finally:

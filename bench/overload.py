@@ -26,7 +26,7 @@ import uvloop
 
 from bench.__main__ import free_port, server
 from bench.load import rss_mb
-from bench.servers import BODY
+from bench.protocols import BODY
 
 CONFIG = """
 version: 1

@@ -21,8 +21,8 @@ from pathlib import Path
 import uvloop
 
 from bench.__main__ import body, free_port, server
+from bench.protocols import BODY
 from bench.queues import Arrival, Outcome, Scenario, Station, oracle, outcome
-from bench.servers import BODY
 
 LOADS = (0.3, 0.7, 1.0, 1.5)  # of what the large one can bear
 WARM = 0.2  # share of the requests that are not counted: the gateway has to see the backends first

@@ -5,25 +5,21 @@
 fixed: aiohttp answering a constant body, the floor; where the request has "stream": true, a constant burst of events.
 proxy: the plainest reverse proxy that aiohttp can be.
 upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can.
+protocols: likewise, to each path in its protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
+from bench.protocols import BODY, PROTOCOLS
 from gateway.dialects.openai_answers import is_usage_chunk, split
-
-TEXT = "Open the settings, choose Security, then Reset password; a link comes by mail and holds for an hour. " * 4
-BODY = (
-    b'{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"bench","choices":[{"index":0,'
-    b'"message":{"role":"assistant","content":"' + TEXT.encode() + b'"},"logprobs":null,"finish_reason":"stop"}],'
-    b'"usage":{"prompt_tokens":120,"completion_tokens":90,"total_tokens":210}}'
-)
 
 
 def fixed(port: int) -> None:
@@ -85,14 +81,11 @@ HOP_BY_HOP = frozenset(
 
 
 class Canned(asyncio.Protocol):
-    """Answers every complete request with the same bytes; knows Content-Length bodies, and no more."""
+    """Answers every complete request with the same bytes, or with those that `by_path` has for it; knows
+    Content-Length bodies, and no more."""
 
-    RESPONSE = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
-        + str(len(BODY)).encode()
-        + b"\r\n\r\n"
-        + BODY
-    )
+    def __init__(self, by_path: Mapping[bytes, bytes] | None = None) -> None:
+        self.by_path = by_path or {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -101,18 +94,31 @@ class Canned(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            path = self.buffer.split(b" ", 2)[1]
             head = self.buffer[:end].lower()
-            at = head.find(b"content-length:")
-            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            at = head.find(b"\ncontent-length:")
+            length = int(head[at + 16 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self.buffer) < end + 4 + length:
                 return
             self.buffer = self.buffer[end + 4 + length :]
-            self.transport.write(self.RESPONSE)
+            self.transport.write(self.by_path.get(path, WHOLE))
 
 
-def upstream(port: int) -> None:
+def answer_of(body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
+    return f"HTTP/1.1 200 OK\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+WHOLE = answer_of(BODY)
+
+
+def protocols(port: int) -> None:
+    """Answers by path, as `bench.protocols` has them."""
+    upstream(port, {each.path.encode(): answer_of(each.answer, each.answer_headers) for each in PROTOCOLS})
+
+
+def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", port)
+        server = await asyncio.get_running_loop().create_server(lambda: Canned(by_path), "127.0.0.1", port)
         await server.serve_forever()
 
     uvloop.run(serve())
@@ -120,4 +126,4 @@ def upstream(port: int) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    {"fixed": fixed, "proxy": proxy, "upstream": upstream}[kind](int(port), *rest)
+    {"fixed": fixed, "proxy": proxy, "upstream": upstream, "protocols": protocols}[kind](int(port), *rest)
