@@ -2,9 +2,9 @@
 
 `python -m bench.dialects [--requests N] [--rounds N]`
 
-One gateway before an endpoint that answers each path in its protocol, with constant bytes; exact caches alone. "Not seen
-before": with a header of its own, so that the front does not know the request and it is parsed. "Translated": a message
-of Anthropic's before a backend of OpenAI's, there and back.
+One gateway before an endpoint that answers each path in its protocol, with constant bytes; exact caches alone. "Not
+seen before": with a header of its own, so that the front does not know the request and it is parsed. "Translated": a
+message of Anthropic's before a backend of OpenAI's, there and back.
 """
 
 from __future__ import annotations
