@@ -21,6 +21,7 @@ from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.background import run_within
+from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.operations import (
@@ -37,7 +38,6 @@ from gateway.composition.parts import (
     certificates_of,
     listening,
     open_stores,
-    secret,
 )
 from gateway.config import Config
 from gateway.data_port.front import Front
@@ -98,23 +98,23 @@ class Gateway:
         self.quality = Quality(parts.spaces, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
-        token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
+        self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.admin_port = AdminPort(
             config.server.admin,
-            config.server.admin_hosts,
-            token,
+            self.access.guard,
             parts.telemetry,
             self.stats,
             self.quality,
             before_scrape=self.gauges.sample,
             routes=[
+                *self.access.admin,
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
-                *policy_admin_of(config, self.policies, lambda: self.policy, self.stats, parts.telemetry).routes(),
+                *policy_admin_of(self.policies, lambda: self.policy, self.stats, parts.telemetry).routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)

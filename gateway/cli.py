@@ -18,6 +18,7 @@ import uvloop
 from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
 from gateway.commands.admin_client import place_of
+from gateway.commands.audit import register as register_audit
 from gateway.commands.cache import register
 from gateway.commands.completion import register as register_completion
 from gateway.commands.doctor.command import register as register_doctor
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     register(commands, shared)
     register_jobs(commands, shared)
     register_policy(commands, shared)
+    register_audit(commands, shared)
     register_doctor(commands, shared)
     register_top(commands, shared)
     register_completion(commands, shared, build_parser)

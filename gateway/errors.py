@@ -29,6 +29,24 @@ class Unauthorized(Refused):
     kind = "authentication_error"
 
 
+class TooManyFailures(Refused):
+    """From an address that has shown too many credentials that are none."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, *, retry_after_s: int) -> None:
+        message = f"too many credentials that are not known came from this address: try again in {retry_after_s} s"
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class Forbidden(Refused):
+    """It is known who asks, and he may not."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(Refused):
     status = 404
     kind = "not_found_error"

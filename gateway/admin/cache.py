@@ -11,11 +11,12 @@ import orjson
 from aiohttp import web
 from pydantic import Field, ValidationError
 
-from gateway.admin.answers import NO_STORE, json_answer
+from gateway.admin.answers import NO_STORE, asked_number, json_answer
+from gateway.admin.audit import note
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 from gateway.upkeep.portability import ImportIncomplete, Portability
 from gateway.upkeep.removal import Removal
-from gateway.upkeep.removal_report import Incomplete, Wanted
+from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted
 from gateway.written.units import PositiveDuration
 from gateway.written.validation import NOT_EMPTY, Section, complaints
 
@@ -64,12 +65,9 @@ class PurgeBody(Section):
 
 
 class CacheAdmin:
-    """`with_token`: whoever comes here has shown the admin port's token."""
-
-    def __init__(self, removal: Removal, portability: Portability, *, with_token: bool) -> None:
+    def __init__(self, removal: Removal, portability: Portability) -> None:
         self._removal = removal
         self._portability = portability
-        self._by = "token" if with_token else "loopback"
         self._streams = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -78,22 +76,24 @@ class CacheAdmin:
             web.get("/admin/cache/entries", _answered(self._entries)),
             web.get("/admin/cache/export", _answered(self._export)),
             web.post("/admin/cache/import", _answered(self._import)),
-            web.get("/admin/audit", _answered(self._audit)),
         ]
 
     async def _purge(self, request: web.Request) -> web.StreamResponse:
         body = _purge_body(await request.read())
-        who = {"peer": request.remote or "", "by": self._by}
-        outcome = await self._removal.purge(body.wanted(), who, dry_run=body.dry_run)
+        wanted = body.wanted()
+        note(request, look=body.dry_run, conditions=wanted.described())
+        try:
+            outcome = await self._removal.purge(wanted, dry_run=body.dry_run)
+        except Incomplete as error:
+            _note(request, error.outcome)
+            raise
+        _note(request, outcome)
         return json_answer(outcome.as_json())
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
-        limit = _limit(request, LISTED)
+        limit = asked_number(request, "limit", LISTED, MAX_LISTED)
         entries = await self._removal.entries(limit, request.query.get("route"), request.query.get("tag"))
         return json_answer({"entries": entries})
-
-    async def _audit(self, request: web.Request) -> web.StreamResponse:
-        return json_answer({"entries": await self._removal.audits(_limit(request, LISTED))})
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         form = request.query.get("format", "entries")
@@ -113,6 +113,7 @@ class CacheAdmin:
             done = await self._portability.take_in(_lines(request, self._portability.max_line))
         finally:
             self._streams -= 1
+        note(request, **{name: count for name, count in done.as_json().items() if isinstance(count, int)})
         return json_answer(done.as_json())
 
     def _enter(self) -> None:
@@ -135,11 +136,8 @@ def _purge_body(data: bytes) -> PurgeBody:
         raise BadRequest("; ".join(faults)) from None
 
 
-def _limit(request: web.Request, default: int) -> int:
-    given = request.query.get("limit", str(default))
-    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= MAX_LISTED:
-        raise BadRequest(f"limit: expected a whole number from 1 to {MAX_LISTED}")
-    return int(given)
+def _note(request: web.Request, outcome: Outcome) -> None:
+    note(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
 
 
 async def _streamed(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway.commands.admin_client import CommandFailed, Place, connected, place_of
+from gateway.commands.asking import reaching
 from gateway.commands.cache_texts import purge_text, stats_text, warm_text
 from gateway.commands.warming import Plan, count_prompts, parse_rate, warm
 from gateway.composition.parts import secret
@@ -27,9 +28,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `cache` and its commands. `commands`: argparse's subparsers."""
     cache = commands.add_parser("cache", help="Stored answers: figures, removal, export, import, warming.")
     inner = cache.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = argparse.ArgumentParser(add_help=False, parents=[shared])
-    reached.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
-    reached.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    reached = reaching(shared)
 
     def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)

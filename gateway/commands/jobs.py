@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import sys
-from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import orjson
-
-from gateway.commands.admin_client import AdminClient, CommandFailed, connected, place_of
-
-GOOD = 0
-Work = Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]]
+from gateway.commands.admin_client import CommandFailed
+from gateway.commands.asking import asked, reaching, time_text
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `jobs` and its commands. `commands`: argparse's subparsers."""
     jobs = commands.add_parser("jobs", help="Jobs: what waits, and what nobody could answer.")
     inner = jobs.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = argparse.ArgumentParser(add_help=False, parents=[shared])
-    reached.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
-    reached.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    reached = reaching(shared)
 
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
@@ -44,11 +34,11 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run_list(arguments: argparse.Namespace) -> int:
     query = urlencode({"state": arguments.state, "top": arguments.top})
-    return _run(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
+    return asked(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return _run(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
+    return asked(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
 
 
 def run_each(name: str) -> Callable[[argparse.Namespace], int]:
@@ -57,7 +47,7 @@ def run_each(name: str) -> Callable[[argparse.Namespace], int]:
             raise CommandFailed("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
         done = "tried again" if name == "retry" else "forgotten"
-        return _run(
+        return asked(
             arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda said: f"{said['jobs']} {done}"
         )
 
@@ -71,7 +61,7 @@ def list_text(said: dict[str, Any]) -> str:
         f"{counts['webhooks']} webhooks to be told; the oldest waits for {counts['oldest_s']:.0f} s"
     )
     rows = [
-        f"{one['id']}  {one['status']:<9}  {_time(one['created_at'])}  {one['attempts']:>3}  {one['tenant']:<12}  "
+        f"{one['id']}  {one['status']:<9}  {time_text(one['created_at'])}  {one['attempts']:>3}  {one['tenant']:<12}  "
         f"{one.get('error', '')}".rstrip()
         for one in said["jobs"]
     ]
@@ -80,21 +70,5 @@ def list_text(said: dict[str, Any]) -> str:
 
 def show_text(said: dict[str, Any]) -> str:
     times = ("created_at", "started_at", "finished_at")
-    shown = {name: _time(value) if name in times and value else value for name, value in said.items()}
+    shown = {name: time_text(value) if name in times and value else value for name, value in said.items()}
     return "\n".join(f"{name:<16}{value}" for name, value in shown.items() if value is not None)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _run(arguments: argparse.Namespace, work: Work, text: Callable[[dict[str, Any]], str]) -> int:
-    place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
-
-    async def ask() -> dict[str, Any]:
-        async with connected(place) as admin:
-            return await work(admin)
-
-    said = asyncio.run(ask())
-    sys.stdout.write((orjson.dumps(said).decode() if arguments.json else text(said)) + "\n")
-    return GOOD

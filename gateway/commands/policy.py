@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected, place_of
+from gateway.commands.asking import reaching
 from gateway.config.load import load_config
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
@@ -34,9 +35,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `policy` and its commands. `commands`: argparse's subparsers."""
     policy = commands.add_parser("policy", help="The policy in force: see it, try one, change it, take it back.")
     inner = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = argparse.ArgumentParser(add_help=False, parents=[shared])
-    reached.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
-    reached.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    reached = reaching(shared)
 
     def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)

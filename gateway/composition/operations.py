@@ -48,7 +48,7 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
         clock=parts.clock,
         max_entry=config.store.max_entry,
     )
-    return CacheAdmin(removal, portability, with_token=config.auth.admin_token_env is not None)
+    return CacheAdmin(removal, portability)
 
 
 def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | None = None) -> Recovery:

@@ -1,5 +1,6 @@
 """`config.yaml`: its schema, and how it is read."""
 
+from gateway.config.auth import Audit, Auth
 from gateway.config.backends import (
     BackendConfig,
     BackendSection,
@@ -11,9 +12,10 @@ from gateway.config.backends import (
     TritonBackendConfig,
 )
 from gateway.config.load import load_config
-from gateway.config.schema import Auth, Config, Embedder, Index, Server, Store, Verifier
+from gateway.config.schema import Config, Embedder, Index, Server, Store, Verifier
 
 __all__ = [
+    "Audit",
     "Auth",
     "BackendConfig",
     "BackendSection",

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import EnvironmentName, File, Folder, KeyHash, Name, Text, Version, Workers
+from gateway.config.fields import File, Folder, Name, Text, Version, Workers
 from gateway.config.jobs import Jobs
 from gateway.config.urls import StoreUrl
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
@@ -124,29 +125,6 @@ class Verifier(Section):
     cross_encoder: bool = True  # a closer look at what lies near the threshold; learned, with the onnx embedder
 
 
-class Auth(Section):
-    """Who may ask, and who is who."""
-
-    mode: Annotated[Literal["passthrough", "keys"], one_of("passthrough", "keys")] = "passthrough"
-    keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
-    admin_token_env: EnvironmentName | None = None
-
-    @classmethod
-    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        keys, mode = given.get("keys", {}), given.get("mode", "passthrough")
-        if mode == "keys" and keys == {}:
-            yield Problem(None, "mode keys needs a key, e.g. keys: {acme: [SHA-256 of an API key]}")
-        if mode == "passthrough" and keys:
-            yield Problem("keys", "no other mode reads these, expected mode: keys beside them")
-        tenants = keys if isinstance(keys, dict) else {}
-        owners: dict[str, str] = {}
-        for tenant, hashes in tenants.items():
-            listed = {item for item in hashes if isinstance(item, str)} if isinstance(hashes, list) else set()
-            for key in listed:
-                if (owner := owners.setdefault(key, tenant)) != tenant:
-                    yield Problem("keys", f"{owner!r} and {tenant!r} share a key, expected one tenant a key")
-
-
 class Config(Section):
     """The whole file. Paths are relative to its folder until `load_config` has resolved them."""
 
@@ -158,6 +136,7 @@ class Config(Section):
     index: Index = Field(default_factory=Index)
     verifier: Verifier = Field(default_factory=Verifier)
     auth: Auth = Field(default_factory=Auth)
+    audit: Audit = Field(default_factory=Audit)
     jobs: Jobs = Field(default_factory=Jobs)
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]

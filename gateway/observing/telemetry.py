@@ -121,6 +121,9 @@ class Telemetry(Collector):
             "nearhit_retries_total", "Calls sent again, or not for lack of time or budget", ("backend", "outcome")
         )
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
+        self.auth_failures = Counter("nearhit_auth_failures_total", "Credentials that were refused", ("port", "reason"))
+        self.audit_errors = Counter("nearhit_audit_errors_total", "Lines of the audit trail that were lost", ("where",))
+        self.key_lookups = Counter("nearhit_key_lookups_total", "API keys asked of the store", ("outcome",))
         self.limited = Counter(
             "nearhit_limited_total",
             "Requests that a limit of the policy refused, or kept from all but the lightest model",

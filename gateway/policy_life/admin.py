@@ -10,8 +10,9 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
+from gateway.admin.audit import note
+from gateway.admin.guard import actor_of
 from gateway.admin.stats import Stats
-from gateway.config import Config
 from gateway.errors import BadRequest, Refused, TooLarge
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.folder import checked_name
@@ -27,8 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class PolicyAdmin:
-    """`described`: what the dashboard says of the policy. `doubts`: what only a gateway that runs can warn of.
-    `with_token`: whoever comes here has shown the admin port's token."""
+    """`described`: what the dashboard says of the policy. `doubts`: what only a gateway that runs can warn of."""
 
     def __init__(
         self,
@@ -36,14 +36,11 @@ class PolicyAdmin:
         policy: Callable[[], Policy],
         described: Callable[[], dict[str, Any]],
         doubts: Callable[[], Iterable[Fault]],
-        *,
-        with_token: bool,
     ) -> None:
         self._life = life
         self._policy = policy
         self._described = described
         self._doubts = doubts
-        self._by = "token" if with_token else "loopback"
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -70,14 +67,17 @@ class PolicyAdmin:
         return json_answer({"ok": True, **staged.as_json()})
 
     async def _apply(self, request: web.Request) -> web.Response:
-        author = self._author(request, "api")
-        staged, changed = await self._life.apply(_file(request), await _body(request), author, _match(request))
+        author = _author(request, "api")
+        file = _file(request)
+        staged, changed = await self._life.apply(file, await _body(request), author, _match(request))
+        note(request, author=author.name, file=file, hash=staged.policy.hash, applied=changed)
         return json_answer({"ok": True, "applied": changed, **staged.as_json()})
 
     async def _roll_back(self, request: web.Request) -> web.Response:
         key = _key(await _body(request))
-        author = self._author(request, "rollback")
+        author = _author(request, "rollback")
         staged, changed = await self._life.roll_back(key, author, _match(request))
+        note(request, author=author.name, hash=staged.policy.hash, applied=changed)
         return json_answer({"ok": True, "applied": changed, **staged.as_json()})
 
     async def _history(self, request: web.Request) -> web.Response:
@@ -90,8 +90,13 @@ class PolicyAdmin:
         version = await asyncio.to_thread(self._life.version, request.match_info["version"])
         return json_answer(version.as_json())
 
-    def _author(self, request: web.Request, via: str) -> Author:
-        return Author(_said(request, AUTHOR, MAX_AUTHOR) or self._by, via, _said(request, COMMENT, MAX_COMMENT))
+
+def _author(request: web.Request, via: str) -> Author:
+    """The header says who it is, unless that is known: then it says on whose behalf."""
+    actor, said = actor_of(request), _said(request, AUTHOR, MAX_AUTHOR)
+    known = actor.by in ("key", "oidc")
+    name = f"{said} ({actor.name})" if said and known else said or actor.name
+    return Author(name[:MAX_AUTHOR], via, _said(request, COMMENT, MAX_COMMENT))
 
 
 def _said(request: web.Request, header: str, longest: int) -> str:
@@ -152,14 +157,11 @@ def _answered(handler: Handler) -> Handler:
     return answer
 
 
-def policy_admin_of(
-    config: Config, life: PolicyLife, policy: Callable[[], Policy], stats: Stats, telemetry: Telemetry
-) -> PolicyAdmin:
+def policy_admin_of(life: PolicyLife, policy: Callable[[], Policy], stats: Stats, telemetry: Telemetry) -> PolicyAdmin:
     """`policy` returns the one in force."""
     return PolicyAdmin(
         life,
         policy,
         lambda: stats.report()["policy"],
         lambda: unmet_budgets(policy(), telemetry),
-        with_token=config.auth.admin_token_env is not None,
     )

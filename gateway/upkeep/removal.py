@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapp
 from contextlib import aclosing
 from typing import Any
 
-import orjson
-
 from gateway.adapters.front_store import FrontStore
 from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
 from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
@@ -27,7 +25,6 @@ from gateway.spaces import Spaces
 from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted, sample_of
 
 LOG = logging.getLogger("nearhit.removal")
-AUDIT = logging.getLogger("nearhit.audit")
 POLL_S = 0.2
 MARGIN_S = 60.0  # clocks that differ, a machine that stood still
 UNKNOWN_S = 30 * 86400.0  # how long answers live in a store that does not say
@@ -62,7 +59,7 @@ class Removal:
 
     # What is removed here
 
-    async def purge(self, wanted: Wanted, who: dict[str, str], *, dry_run: bool) -> Outcome:
+    async def purge(self, wanted: Wanted, *, dry_run: bool) -> Outcome:
         """Raises `Refused`: `BadRequest`, `Overloaded` (nothing was done), or `Incomplete`."""
         if self._under_way >= MAX_AT_ONCE:
             raise Overloaded(f"{MAX_AT_ONCE} removals are under way, nothing was done: ask again", retry_after_s=1)
@@ -73,10 +70,7 @@ class Removal:
             if dry_run:
                 await self._count(conditions, outcome)
                 return outcome
-            try:
-                await self._remove(conditions, outcome)
-            finally:
-                await self._audit(wanted, who, outcome)
+            await self._remove(conditions, outcome)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             if dry_run:
@@ -187,21 +181,6 @@ class Removal:
             if near is not None:
                 outcome.late |= set(names) - near.found
 
-    async def _audit(self, wanted: Wanted, who: dict[str, str], outcome: Outcome) -> None:
-        line = {
-            "at": self._clock.wall(),
-            **who,
-            "conditions": wanted.described(),
-            "matched": outcome.matched,
-            "removed": outcome.removed,
-            "recorded": outcome.recorded,
-        }
-        AUDIT.info("purge", extra={"fields": line})
-        try:
-            await self._store.add_audit(orjson.dumps(line))
-        except StoreUnavailable as error:
-            LOG.warning("a removal is in this log alone", extra={"fields": {"error": str(error)}})
-
     # What other gateways remove
 
     async def follow(self) -> None:
@@ -281,7 +260,3 @@ class Removal:
         """With the vectors that the conditions can be held against."""
         near = conditions.near
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
-
-    async def audits(self, limit: int) -> list[Any]:
-        """The youngest removals first. Raises `StoreUnavailable`."""
-        return [orjson.loads(line) for line in await self._store.audits(limit)]

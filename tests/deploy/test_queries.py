@@ -22,6 +22,9 @@ SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
 WAIT_S = 15.0
 # Series that this traffic does not make, and why.
 ABSENT = {
+    "nearhit_auth_failures_total": "wrong credentials, on a port that wants any: tests/admin/test_roles.py has them",
+    "nearhit_audit_errors_total": "a disk or a store that fails under an operator: tests/admin/test_roles.py has it",
+    "nearhit_key_lookups_total": "API keys of the store, which tests/access has",
     "nearhit_model_reloads_total": "a model on Triton whose process dies, which tests/routing/test_model_care.py has",
     "nearhit_second_opinions_total": "a score near the learned threshold, which the hash embedder does not give",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",

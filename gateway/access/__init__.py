@@ -1,0 +1,1 @@
+"""Who may do what: API keys that live in the store, roles, and the bound on guesses."""

@@ -1,0 +1,74 @@
+"""The audit trail on this machine: one line an action, only ever appended to, in files of bounded size and number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+NAME = "audit.jsonl"
+BLOCK = 64 * 1024
+
+
+class AuditFile:
+    """`audit.jsonl` in `folder`; before it would exceed `max_bytes` it becomes `audit.jsonl.1`, that `.2`, and so on:
+    `files` in all, the oldest goes. Nobody but its owner reads it."""
+
+    def __init__(self, folder: Path, *, max_bytes: int, files: int) -> None:
+        self._path = folder / NAME
+        self._max_bytes = max_bytes
+        self._files = files
+
+    def append(self, line: bytes) -> None:
+        """`line` without a line break. One write, so that a process that is killed leaves no half of it. Raises
+        `OSError`."""
+        if self._size() + len(line) + 1 > self._max_bytes:
+            self._rotate()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def youngest(self, limit: int) -> list[bytes]:
+        """The last `limit` lines, the youngest first. Raises `OSError`."""
+        found: list[bytes] = []
+        for path in self._newest_first():
+            for line in _backwards(path):
+                found.append(line)
+                if len(found) == limit:
+                    return found
+        return found
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _rotate(self) -> None:
+        paths = self._newest_first()
+        if len(paths) >= self._files:
+            paths.pop().unlink()
+        for number, path in reversed(list(enumerate(paths, 1))):
+            path.rename(self._numbered(number))
+
+    def _newest_first(self) -> list[Path]:
+        paths = [self._path, *map(self._numbered, range(1, self._files))]
+        return [path for path in paths if path.exists()]
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{NAME}.{number}")
+
+
+def _backwards(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        place, rest = file.seek(0, os.SEEK_END), b""
+        while place > 0:
+            size = min(BLOCK, place)
+            place -= size
+            file.seek(place)
+            rest, *lines = (file.read(size) + rest).split(b"\n")
+            yield from (line for line in reversed(lines) if line)
+        if rest:
+            yield rest

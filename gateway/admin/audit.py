@@ -1,0 +1,83 @@
+"""What was done by whom on the admin port: a line of a file, of the log `nearhit.audit`, and of the store's last ones.
+
+The file is this gateway's and comes first; the store's list is that of all gateways on it, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.adapters.audit_file import AuditFile
+from gateway.admin.answers import asked_number, json_answer
+from gateway.errors import BadRequest, StoreUnavailable
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import RemovalStore
+
+LOG = logging.getLogger("nearhit.audit")
+LISTED, MAX_LISTED = 50, 1_000
+NOTED = web.RequestKey("noted", dict[str, Any])
+
+
+def note(request: web.Request, **said: Any) -> None:
+    """What an action was about, for the trail: neither texts nor secrets. `look=True`: it changes nothing after all."""
+    request.get(NOTED, {}).update(said)
+
+
+class AuditTrail:
+    def __init__(self, file: AuditFile, store: RemovalStore, telemetry: Telemetry) -> None:
+        self._file = file
+        self._store = store
+        self._telemetry = telemetry
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/admin/audit", self._get)]
+
+    def write(self, entry: dict[str, Any]) -> bytes:
+        """At once: what was done is written down before it is said to be done."""
+        line = orjson.dumps(entry)
+        LOG.info(entry["did"], extra={"fields": entry})
+        try:
+            self._file.append(line)
+        except OSError as error:
+            self._telemetry.audit_errors.add("file")
+            LOG.error("the audit trail cannot be written, it is in this log alone: %s", error.strerror or error)
+        return line
+
+    async def share(self, line: bytes) -> None:
+        """With the gateways on the store."""
+        try:
+            await self._store.add_audit(line)
+        except StoreUnavailable as error:
+            self._telemetry.audit_errors.add("store")
+            LOG.warning("an action is in this gateway's audit trail alone", extra={"fields": {"error": str(error)}})
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        try:
+            limit = asked_number(request, "limit", LISTED, MAX_LISTED)
+            source, lines = await self._youngest(limit, request.query.get("source", "store"))
+        except BadRequest as error:
+            return json_answer({"error": error.message}, error.status)
+        except OSError as error:
+            return json_answer({"error": f"the audit trail cannot be read: {error.strerror or error}"}, 500)
+        return json_answer({"source": source, "entries": [_entry(line) for line in lines]})
+
+    async def _youngest(self, limit: int, source: str) -> tuple[str, list[bytes]]:
+        if source not in ("store", "file"):
+            raise BadRequest("source: expected store (all gateways on it) or file (this gateway)")
+        if source == "store":
+            try:
+                return "store", list(await self._store.audits(limit))
+            except StoreUnavailable:
+                pass  # what this gateway wrote down itself is better than nothing
+        return "file", await asyncio.to_thread(self._file.youngest, limit)
+
+
+def _entry(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:  # the disk was full in the middle of it
+        return {"unreadable": len(line)}

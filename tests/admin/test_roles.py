@@ -1,0 +1,172 @@
+"""Every endpoint of the admin port has a role, and what acts is written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.access.failures import BURST, INTERVAL_S, Failures, network_of
+from gateway.access.roles import Role
+from gateway.adapters.audit_file import AuditFile
+from gateway.admin.roles import LOOKS, ROLES, TAKES, acts
+from tests.admin.test_admin_port import TOKEN, get, metrics
+from tests.admin.test_admin_port import guarded as guarded
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import Served
+
+
+def endpoints(served: Served) -> set[str]:
+    runner = served.gateway.admin_port._runner
+    assert runner is not None
+    found = set()
+    for route in runner.app.router.routes():
+        assert route.resource is not None
+        found.add(f"{'GET' if route.method == 'HEAD' else route.method} {route.resource.canonical}")
+    return found
+
+
+async def test_every_endpoint_has_a_role_and_every_role_an_endpoint(served: Served) -> None:
+    assert endpoints(served) == set(ROLES)
+
+
+def test_what_acts_and_what_looks_are_endpoints() -> None:
+    assert set(ROLES) >= LOOKS | TAKES
+    assert all(endpoint.startswith("POST ") for endpoint in LOOKS)
+    for endpoint, role in ROLES.items():
+        assert role is not Role.USE or not acts(endpoint), "who may only use changes nothing"
+
+
+async def test_an_endpoint_without_a_role_is_nobodys(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ROLES, "GET /admin/stats")  # type: ignore[arg-type]
+    answer = await get(served, "/admin/stats")
+    assert (answer.status, answer.json) == (403, {"error": "nobody may do this, loopback has admin"})
+
+
+def test_a_role_covers_those_before_it() -> None:
+    roles = list(Role)
+    assert roles == [Role.USE, Role.OPERATE, Role.ADMIN]
+    for i, role in enumerate(roles):
+        assert [role.covers(needed) for needed in roles] == [j <= i for j in range(3)]
+
+
+async def test_whoami_says_who_one_is(served: Served) -> None:
+    assert (await get(served, "/admin/whoami")).json == {
+        "name": "loopback", "role": "admin", "by": "loopback", "tenant": None,
+    }  # fmt: skip
+
+
+async def test_whoami_says_that_the_token_has_come_in(guarded: Served) -> None:
+    assert (await get(guarded, "/admin/whoami")).status == 401
+    answer = await get(guarded, "/admin/whoami", Authorization=f"Bearer {TOKEN}")
+    assert (answer.json["name"], answer.json["role"]) == ("token", "admin")
+
+
+async def test_what_is_done_is_in_the_file_and_in_the_store(guarded: Served, tmp_path: Path) -> None:
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    session, url = guarded.session, guarded.admin_url
+    async with session.post(url + "/admin/cache/purge", json={"tags": ["a"]}, headers=token) as response:
+        assert response.status == 200
+    async with session.post(url + "/admin/policy/validate", data=b"version: 1", headers=token) as response:
+        assert response.status == 422
+    async with session.post(url + "/admin/policy/rollback", headers=token) as response:
+        assert response.status >= 400
+    async with session.post(url + "/admin/nothing", headers=token) as response:
+        assert response.status == 404
+    assert (await get(guarded, "/admin/audit", Authorization="Bearer wrong")).status == 401
+    shown = (await get(guarded, "/admin/audit", Authorization=f"Bearer {TOKEN}")).json
+    assert shown["source"] == "store"
+    assert [(e["did"], e["who"], e["outcome"]) for e in shown["entries"]] == [
+        ("POST /admin/policy/rollback", "token", "failed"),
+        ("POST /admin/cache/purge", "token", "done"),
+    ]
+    of_file = (await get(guarded, "/admin/audit?source=file&limit=1", Authorization=f"Bearer {TOKEN}")).json
+    (entry,) = of_file["entries"]
+    assert (entry["did"], entry["who"], entry["peer"], entry["status"]) == ("GET /admin/audit", None, "127.0.0.1", 401)
+    written = (tmp_path / "audit.jsonl").read_text()
+    assert len(written.splitlines()) == 3
+    assert TOKEN not in written
+    assert "wrong" not in written
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+async def test_guesses_are_bounded_and_a_right_one_does_not_count_then(guarded: Served) -> None:
+    for _ in range(BURST):
+        assert (await get(guarded, "/metrics", Authorization="Bearer guess")).status == 401
+    for guess in ("guess", TOKEN):
+        answer = await get(guarded, "/metrics", Authorization=f"Bearer {guess}")
+        assert answer.status == 429
+        assert 1 <= int(answer.headers["Retry-After"]) <= INTERVAL_S
+    failures = guarded.gateway.parts.telemetry.auth_failures.values
+    assert failures == {("admin", "refused"): BURST, ("admin", "too-many"): 2}
+
+
+async def test_who_shows_nothing_is_asked_and_not_counted(guarded: Served) -> None:
+    for _ in range(BURST + 1):
+        assert (await get(guarded, "/dashboard")).status == 401
+    assert guarded.gateway.parts.telemetry.auth_failures.values == {}
+
+
+def test_a_failure_is_forgotten_after_its_interval() -> None:
+    clock = FakeClock()
+    failures = Failures(clock.monotonic)
+    for _ in range(BURST):
+        assert failures.wait_s("10.0.0.1") is None
+        failures.failed("10.0.0.1")
+    assert failures.wait_s("10.0.0.1") == INTERVAL_S
+    assert failures.wait_s("10.0.0.2") is None
+    clock.advance(INTERVAL_S)
+    assert failures.wait_s("10.0.0.1") is None
+    failures.failed("10.0.0.1")
+    assert failures.wait_s("10.0.0.1") is not None
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("", ""),
+    ],
+)
+def test_of_ipv6_a_network_counts_as_one(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_the_trail_is_bounded_and_read_from_its_end(tmp_path: Path) -> None:
+    file = AuditFile(tmp_path, max_bytes=100, files=3)
+    lines = [json.dumps({"number": i, "pad": "x" * 20}).encode() for i in range(20)]
+    for line in lines:
+        file.append(line)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    assert all((tmp_path / name).stat().st_size <= 100 for name in kept)
+    youngest = file.youngest(100)
+    assert youngest == lines[::-1][: len(youngest)]
+    assert len(youngest) >= 4
+    assert file.youngest(2) == lines[::-1][:2]
+
+
+def test_a_line_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
+    file = AuditFile(tmp_path, max_bytes=10**6, files=1)
+    lines = [b"a" * 70_000, b"b", b"c" * 200_000]
+    for line in lines:
+        file.append(line)
+    assert file.youngest(10) == lines[::-1]
+
+
+async def test_a_trail_that_cannot_be_written_is_in_the_log_and_counted(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    async with served.session.post(served.admin_url + "/admin/cache/purge", json={"all": True}) as response:
+        assert response.status == 200
+    given = await metrics(served)
+    assert [(s.labels, s.value) for s in given["nearhit_audit_errors"].samples if s.name.endswith("_total")] == [
+        ({"where": "file"}, 1)
+    ]
+
+
+async def test_a_request_to_nowhere_takes_credentials_all_the_same(guarded: Served) -> None:
+    assert (await get(guarded, "/none-such")).status == 401
