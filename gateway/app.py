@@ -87,7 +87,7 @@ class Gateway:
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
-        self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used)
+        self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used, parts.recorder)
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         context, credentials = certificates_of(config.server)
@@ -146,6 +146,7 @@ class Gateway:
         telemetry = self.parts.telemetry
         table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
         self.parts.escalations.apply(policy)
+        self.parts.recorder.apply(policy)
         show_policy(telemetry, policy)
         for route in policy.routes:
             control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.messages import Admission, Call
 from gateway.policy.model import AdmissionRules
@@ -11,18 +11,18 @@ from gateway.ports import Inspection
 DEFAULT_TEMPERATURE = 1.0  # of the protocols, where a request names none
 
 
-def unasked(rules: AdmissionRules, call: Call) -> Admission | None:
-    """Why no answer to this call is stored, whatever it is; None where it depends on the answer."""
-    if rules.max_temperature is not None:
-        given = call.body.get("temperature")
-        if (DEFAULT_TEMPERATURE if given is None else given) > rules.max_temperature:
-            return Admission.TEMPERATURE
-    if rules.roles is not None and any(role not in rules.roles for role in _roles(call)):
+def unasked(rules: AdmissionRules, temperature: float | None, roles: Iterable[object]) -> Admission | None:
+    """Why no answer to this call is stored, whatever it is; None where it depends on the answer. `temperature`: of the
+    call, None where it names none; `roles`: of its turns."""
+    given = DEFAULT_TEMPERATURE if temperature is None else temperature
+    if rules.max_temperature is not None and given > rules.max_temperature:
+        return Admission.TEMPERATURE
+    if rules.roles is not None and any(role not in rules.roles for role in roles):
         return Admission.ROLE
     return None
 
 
-def _roles(call: Call) -> Iterator[object]:
+def roles_of(call: Call) -> Iterator[object]:
     """Of all turns, in whatever field a protocol has them."""
     body = call.body
     if call.operation == "embeddings":
@@ -38,9 +38,11 @@ def _roles(call: Call) -> Iterator[object]:
                 yield turn.get("role")
 
 
-def judged(rules: AdmissionRules, inspection: Inspection, dollars: float) -> Admission:
-    """Of an answer that is there. `dollars`: what the call cost. Bounds on tokens are not held against an answer that
-    does not tell its own."""
+def judged(
+    rules: AdmissionRules, inspection: Inspection, dollars: float, size: int = 0, largest: int | None = None
+) -> Admission:
+    """Of an answer that is there. `dollars`: what the call cost; `size`, `largest`: bytes that it has and may have.
+    Bounds on tokens are not held against an answer that does not tell its own."""
     if inspection.admission is not Admission.STORED and not (inspection.admission is Admission.TOOLS and rules.tools):
         return inspection.admission
     tokens = inspection.output_tokens
@@ -50,4 +52,4 @@ def judged(rules: AdmissionRules, inspection: Inspection, dollars: float) -> Adm
         return Admission.TOO_LONG
     if rules.min_cost is not None and dollars < rules.min_cost:
         return Admission.TOO_CHEAP
-    return Admission.STORED
+    return Admission.TOO_LARGE if largest is not None and size > largest else Admission.STORED

@@ -21,12 +21,9 @@ VERBATIM = Opinion(1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """`reason` None: it may be served."""
+class Held:
+    """A candidate held against its route's threshold. `reason` None: it may be served."""
 
-    entry: Entry
-    relation: Relation
-    vector: Vector  # of the question that was asked
     similarity: float
     opinion: Opinion
     score: float  # the opinion's, moved by what the route has learnt near this question
@@ -44,6 +41,15 @@ class Judged:
         """Neither clear: too near the threshold for the first opinion."""
         return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
 
+
+@dataclass(frozen=True, slots=True)
+class Judged(Held):
+    """The same of a stored answer and a question."""
+
+    entry: Entry
+    relation: Relation
+    vector: Vector  # of the question that was asked
+
     def observed(self, label: Label) -> Observation:
         return Observation(self.vector, self.score, self.opinion.probability, label)
 
@@ -60,24 +66,40 @@ def judged(
     shift: float,
     entries: int = 0,
 ) -> Judged:
+    """See `held`."""
+    each = held(similarity, opinion, control, acceptance, shift=shift, entries=entries)
+    return Judged(
+        each.similarity, opinion, each.score, each.threshold, each.probability, each.reason, entry, relation, vector
+    )
+
+
+def held(
+    similarity: float,
+    opinion: Opinion,
+    control: RouteControl,
+    acceptance: Acceptance,
+    *,
+    shift: float,
+    entries: int = 0,
+) -> Held:
     """Holds one candidate, the best of so many entries (0: unknown), against the route's threshold; with
-    `min_similarity` its similarity, and nothing else. `shift`: the control's of this vector, looked up once for all
-    candidates of a question."""
+    `min_similarity` its similarity, and nothing else. `shift`: the control's of this question, looked up once for all
+    candidates."""
     threshold = control.threshold(acceptance, entries)
     if acceptance.min_similarity is not None:
         refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
-        return Judged(entry, relation, vector, similarity, opinion, similarity, threshold, opinion.probability, refused)
+        return Held(similarity, opinion, similarity, threshold, opinion.probability, refused)
     if opinion is VERBATIM:
-        return Judged(entry, relation, vector, similarity, opinion, 1.0, threshold, 1.0, None)
+        return Held(similarity, opinion, 1.0, threshold, 1.0, None)
     score = opinion.score + shift
     reason = opinion.veto
     if reason is None and score < threshold:
         reason = opinion.doubt or Refusal.SIMILARITY
     probability = 0.0 if opinion.veto else control.probability(score)
-    return Judged(entry, relation, vector, similarity, opinion, score, threshold, probability, reason)
+    return Held(similarity, opinion, score, threshold, probability, reason)
 
 
-def best(judgements: Sequence[Judged]) -> int:
+def best(judgements: Sequence[Held]) -> int:
     """Which one to serve or to learn from: what no veto speaks against first, then the highest score."""
 
     def worth(at: int) -> tuple[bool, bool, float, int]:

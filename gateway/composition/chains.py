@@ -20,6 +20,7 @@ from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
 from gateway.composition.dispatching import dispatch_of
 from gateway.composition.parts import Stores, evictions_of
+from gateway.composition.recording import Standing, recorder_of
 from gateway.composition.space_parts import Ground, open_spaces
 from gateway.composition.upstreams import build_pools, reloads
 from gateway.config import Config
@@ -48,8 +49,10 @@ from gateway.stages.lead import Lead
 from gateway.stages.limit import CountRequests, Limit
 from gateway.stages.models import Models
 from gateway.stages.policy import Chains
+from gateway.stages.record import Record
 from gateway.stages.render import Render
 from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.traffic.recorder import Recorder
 from gateway.upkeep.evictions import Evictions
 
 
@@ -77,6 +80,7 @@ class Parts:
     memory: Memory
     background: Background
     evictions: Evictions
+    recorder: Recorder
     frequency: Frequency = field(default_factory=Frequency)
 
     @property
@@ -101,7 +105,9 @@ async def build_parts(
         stack.push_async_callback(pool.close)
     care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
-    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw)
+    standing = Standing()
+    recorder = recorder_of(stack, config, standing, clock, telemetry)
+    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw, recorder)
     spaces, former = await open_spaces(stack, ground, embedder)
     background = Background()
     stack.push_async_callback(background.close)
@@ -112,6 +118,7 @@ async def build_parts(
     stack.push_async_callback(quotas.close)
     run_within(stack, quotas.run())
     escalations = Escalations(spaces.filled.complexity.basis, clock, telemetry)
+    standing.stands_on(spaces, escalations)
     routing = Learning(escalations, Shelf(stores.redis, "routing"))
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
     run_within(stack, routing.begin())
@@ -140,6 +147,7 @@ async def build_parts(
         memory=memory,
         background=background,
         evictions=evictions_of(config, stores, spaces, telemetry, clock),
+        recorder=recorder,
     )
 
 
@@ -199,8 +207,9 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         ]
     pools = [parts.pools[name] for tier in route.target.tiers for name in tier.members]
     count, limit = _limits(route, parts)
+    record = [] if route.record is None else [Record(parts.recorder, route)]
     return Chains(
-        calls=compose([*count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
+        calls=compose([*record, *count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
         others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
     )
 

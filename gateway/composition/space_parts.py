@@ -29,6 +29,7 @@ from gateway.quality.labels import Labels
 from gateway.quality.learning import Learning
 from gateway.spaces import Newcomers, Space, Spaces
 from gateway.stages.admit import Price
+from gateway.traffic.recorder import Recorder
 from gateway.upkeep.checkpoints import FILE, checkpoints_of, file_of_former, forget_former
 
 LOG = logging.getLogger("nearhit.migration")
@@ -46,6 +47,7 @@ class Ground:
     telemetry: Telemetry
     clock: Clock
     draw: Callable[[], float]
+    recorder: Recorder
 
 
 async def open_spaces(stack: AsyncExitStack, ground: Ground, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
@@ -116,7 +118,7 @@ async def _open(
     controls = Controls(verifier.prior, f"{embedder.fingerprint} {verifier.basis}", telemetry.requests_of)
     learning = Learning(controls, behind)
     life.push_async_callback(learning.save)  # once nothing is learnt any more
-    labels = Labels(controls, ground.counterexamples, behind, telemetry)
+    labels = Labels(controls, ground.counterexamples, behind, telemetry, ground.recorder.label)
     comparisons = Comparisons(embedder, labels, telemetry)
     judge = Judge(ground.pools, ground.prices)
     audits = Audits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)

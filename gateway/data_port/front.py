@@ -27,6 +27,7 @@ from gateway.observing.observer import Observer
 from gateway.observing.trace import Trace
 from gateway.ports import Clock, Dialect, NearStore
 from gateway.response_headers import answer_headers
+from gateway.traffic.facts import Facts
 
 MAX_KNOWN = 4096  # of some kB each, and what they refer to lies in the front store anyway
 MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
@@ -48,6 +49,7 @@ class _Known:
     route: str
     tenant: str
     expose_headers: bool
+    facts: Facts | None
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
@@ -92,7 +94,7 @@ class Front:
             return None
         trace = Trace(self._clock)
         trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
-        trace.expose_headers = known.expose_headers
+        trace.expose_headers, trace.facts = known.expose_headers, known.facts
         provenance = provenance_of(entry, freshness, Verdict.EXACT)
         trace.add("exact", self._clock.monotonic() - received)
         self._observer.first_byte(received, trace)
@@ -129,6 +131,7 @@ class Front:
             route=trace.route,
             tenant=trace.tenant,
             expose_headers=trace.expose_headers,
+            facts=trace.facts,
             headers=response.headers,
             body=body,
         )

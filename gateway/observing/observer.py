@@ -4,6 +4,7 @@ come by, the stages and the front."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, access_fields
@@ -11,13 +12,30 @@ from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
 from gateway.ports import Clock
 
+if TYPE_CHECKING:
+    from gateway.traffic.facts import Facts
+
+
+class Recording(Protocol):
+    """Who keeps what became of a request: a `Recorder`."""
+
+    def over(
+        self, facts: Facts, trace: Trace, provenance: Provenance, *, request_id: str, status: int, seconds: float
+    ) -> None: ...
+
 
 class Observer:
     """`used` is told the fingerprint of every hit."""
 
     def __init__(
-        self, telemetry: Telemetry, clock: Clock, access_log: AccessLog | None, used: Callable[[str], None]
+        self,
+        telemetry: Telemetry,
+        clock: Clock,
+        access_log: AccessLog | None,
+        used: Callable[[str], None],
+        recorder: Recording,
     ) -> None:
+        self._recorder = recorder
         self._used = used
         self._telemetry = telemetry
         self._clock = clock
@@ -54,6 +72,8 @@ class Observer:
         if provenance is not None and provenance.saved_tokens:
             telemetry.tokens_saved.add(trace.route, amount=provenance.saved_tokens)
             telemetry.cost_saved.add(trace.route, amount=provenance.saved_dollars)
+        if trace.facts is not None and provenance is not None:
+            self._recorder.over(trace.facts, trace, provenance, request_id=request_id, status=status, seconds=seconds)
         if self._access_log is not None:
             self._access_log.write(
                 access_fields(

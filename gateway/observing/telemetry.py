@@ -197,6 +197,9 @@ class Telemetry(Collector):
         self.wrong_of_served_ratio_high = Gauge(
             "nearhit_wrong_of_served_ratio_high", "Upper end of the 95 % interval of wrong over served", ("route",)
         )
+        self.traffic = Counter(
+            "nearhit_traffic_total", "Requests of routes with record, by whether they are in the log", ("outcome",)
+        )
         self.policy_reload_ok = Gauge(
             "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
         )

@@ -6,10 +6,11 @@ request ends in an error and no response of theirs comes back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.messages import Entry
+from gateway.messages import Embedding, Entry
 from gateway.ports import Clock, Dialect
 from gateway.routing.outlook import Outlook
 from gateway.routing.threshold import Wish
@@ -17,14 +18,25 @@ from gateway.routing.threshold import Wish
 if TYPE_CHECKING:
     from gateway.cache.freshness import Lifetime
     from gateway.cache.judged import Judged
+    from gateway.ports import Inspection
+    from gateway.traffic.facts import Facts
+
+
+class Inspected(NamedTuple):
+    """A fresh answer, before the policy's rules are held against it."""
+
+    inspection: Inspection
+    dollars: float
+    size: int  # bytes
+    seconds: float  # from before the backend was asked to its end
 
 
 class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
     __slots__ = (
-        "_clock", "complexity", "dialect", "expose_headers", "judged", "note", "outlook", "route", "served", "spans",
-        "stored", "tenant", "wish",
+        "_clock", "complexity", "considered", "dialect", "embedding", "expose_headers", "facts", "inspected", "judged",
+        "note", "outlook", "route", "served", "spans", "stored", "tenant", "wish",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -36,7 +48,11 @@ class Trace:
         self.expose_headers = True
         self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry and what it is held to
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
+        self.considered: Sequence[Judged] = ()  # every neighbour that was judged
+        self.embedding: Embedding | None = None  # of the question
         self.stored: Entry | None = None  # what was admitted of a fresh answer
+        self.inspected: Inspected | None = None  # what the dialect read from a fresh answer
+        self.facts: Facts | None = None  # what is recorded of the request, on routes that say so
         self.complexity: float | None = None  # in [0, 1]
         self.wish: Wish | None = None  # what the rule between light and large asks for
         self.outlook: Outlook | None = None  # what the backends were predicted to take, where there is a budget

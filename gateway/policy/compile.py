@@ -11,6 +11,7 @@ from gateway.policy.model import (
     Audit,
     Match,
     Promised,
+    Recording,
     Replay,
     Route,
     Semantic,
@@ -22,7 +23,6 @@ from gateway.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, S
 from gateway.policy.targets import Cascade, Shadow
 from gateway.ports import Acceptance
 from gateway.precedence import Priority
-from gateway.written.faults import Fault
 from gateway.written.yaml_source import Source
 
 # Where the light model's answer is as likely to be worse as not.
@@ -33,18 +33,6 @@ def compiled(file: PolicyFile, source: Source) -> Iterator[Route]:
     """The routes of one file."""
     for index, rule in enumerate(file.routes):
         yield _route(rule, source.file, source.locate(("routes", index))[0])
-
-
-def not_in_force(file: PolicyFile, source: Source) -> Iterator[Fault]:
-    """What the file asks for and does not get yet: accepted, since it is part of the format, but never silently."""
-    for index, rule in enumerate(file.routes):
-        asked = {
-            ("record",): rule.record,
-        }
-        for path, is_asked in asked.items():
-            if is_asked:
-                message = f"{path[-1]!r} has no effect yet, expected with a later version"
-                yield source.fault(("routes", index, *path), message)
 
 
 def _route(rule: RouteRule, file: str, line: int) -> Route:
@@ -66,7 +54,7 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         limits=compiled_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
-        record=rule.record,
+        record=None if rule.record is None else Recording(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
         file=file,
         line=line,

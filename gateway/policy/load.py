@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.config import Config
-from gateway.policy.compile import compiled, not_in_force
+from gateway.policy.compile import compiled
 from gateway.policy.consistency import contradictions
 from gateway.policy.doubts import doubts, unused
 from gateway.policy.expectations import Expectation, compiled_expectations
@@ -121,7 +121,6 @@ def read_policy(
         else:
             routes += compiled(file, source)
             expectations += compiled_expectations(file.tests, source)
-            warnings += not_in_force(file, source)
     unreadable = {(source.file, path) for source in sources for path in source.unreadable}
     faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
     policy = None

@@ -87,6 +87,14 @@ class Replay:
     fresh_ids: bool = False  # each hit under an id and a time of its own, rather than byte for byte
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What of a route's requests is kept for `nearhit simulate`."""
+
+    share: float = 1.0  # of the questions, in (0, 1]: of one that is drawn every request is kept
+    prompts: bool = False  # whether the questions themselves are
+
+
 Late = Literal["soonest", "light", "stale", "refuse"]
 
 
@@ -179,7 +187,7 @@ class Route:
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may ask for more than that; less they always may
-    record: bool = False
+    record: Recording | None = None  # None: off
     expose_headers: bool = True
     file: str = ""  # where the rule is written
     line: int = 0

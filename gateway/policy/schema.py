@@ -14,7 +14,17 @@ from gateway.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierPa
 from gateway.written import forms as written
 from gateway.written.faults import show
 from gateway.written.forms import Written, or_written
-from gateway.written.units import Duration, PositiveDuration, PositiveShare, Rate, Share, Size, Switch, parse_share
+from gateway.written.units import (
+    Duration,
+    PositiveDuration,
+    PositiveShare,
+    Rate,
+    Share,
+    Size,
+    Switch,
+    parse_share,
+    parse_switch,
+)
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -146,6 +156,23 @@ class TargetRule(Section):
         yield from tier_problems(given, RULES)
 
 
+class RecordRule(Section):
+    """What of the route's requests is kept for `nearhit simulate`."""
+
+    share: PositiveShare = 1.0
+    prompts: Switch = False
+
+
+def _switch_or_rule(value: object) -> object:
+    """`on` stands for `{}`: all of them, without prompts."""
+    if value is None or isinstance(value, dict | RecordRule):
+        return value
+    try:
+        return {} if parse_switch(value) else None
+    except ValueError:
+        raise ValueError(f"expected on, off or {{share: 10%}}, got {show(value)}") from None
+
+
 class MatchRule(Section):
     """Which requests a route is for. Every pattern given must match; `{}` matches all."""
 
@@ -168,7 +195,7 @@ class RouteRule(Section):
     cache: CacheRule = Field(default_factory=CacheRule)
     route: TargetRule = Field(examples=["{backend: main}"])
     limits: LimitRules = ()
-    record: Switch = False
+    record: Annotated[RecordRule | None, BeforeValidator(_switch_or_rule), or_written(written.SWITCH)] = None
     expose_headers: Switch = True
 
     @classmethod

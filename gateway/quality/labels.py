@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.wrong_hits import Label
@@ -15,10 +16,22 @@ from gateway.ports import CounterexampleStore
 LOG = logging.getLogger("nearhit.quality")
 
 
+def _unrecorded(*_: object) -> None:
+    pass
+
+
 class Labels:
+    """`recorded` is told of every label that a route may learn from."""
+
     def __init__(
-        self, controls: Controls, counterexamples: Counterexamples, store: CounterexampleStore, telemetry: Telemetry
+        self,
+        controls: Controls,
+        counterexamples: Counterexamples,
+        store: CounterexampleStore,
+        telemetry: Telemetry,
+        recorded: Callable[[str, Judged, Label], None] = _unrecorded,
     ) -> None:
+        self._recorded = recorded
         self._controls = controls
         self._counterexamples = counterexamples
         self._store = store
@@ -30,6 +43,7 @@ class Labels:
         self._telemetry.labels.add(route, source, label)
         if not judged.verbatim:
             self._controls.of(route).learn(judged.observed(label))
+            self._recorded(route, judged, label)
 
     async def refute(self, relation: Relation) -> bool:
         """This answer is not served for this question again. False: this gateway heeds it until it restarts, the

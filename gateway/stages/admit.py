@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.bodies import Guarded
-from gateway.cache.admission import judged, unasked
+from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.errors import StoreUnavailable
@@ -26,6 +26,7 @@ from gateway.messages import (
     Whole,
 )
 from gateway.observing.telemetry import Telemetry
+from gateway.observing.trace import Inspected
 from gateway.pipeline import Handler
 from gateway.policy.model import Route
 from gateway.ports import Clock, Inspection, NearStore, VectorIndex
@@ -102,7 +103,7 @@ class Admit:
 
     def _asked_for(self, request: Request, call: Call) -> bool:
         """Whether the policy wants an answer to this request at all, and to a question that is asked this often."""
-        reason = unasked(self._rules, call)
+        reason = unasked(self._rules, call.body.get("temperature"), roles_of(call))
         if reason is not None:
             self._refuse(request, reason)
             return False
@@ -142,9 +143,9 @@ class Admit:
         streamed: bool,
     ) -> bool:
         inspection = call.dialect.inspect(call, payload, streamed)
-        admission = judged(self._rules, inspection, self._cost(response, inspection))
-        if admission is Admission.STORED and sum(map(len, payload)) > self._max_entry:
-            admission = Admission.TOO_LARGE
+        dollars, size = self._cost(response, inspection), sum(map(len, payload))
+        request.trace.inspected = Inspected(inspection, dollars, size, self._clock.monotonic() - asked)
+        admission = judged(self._rules, inspection, dollars, size, self._max_entry)
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return False

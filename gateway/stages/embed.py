@@ -25,6 +25,7 @@ class Embed:
         except EmbedderUnavailable:
             request.trace.note = Bypass.EMBEDDER
             return await forward(request)
+        request.trace.embedding = embedding
         if embedding.partial:
             request.trace.note = Bypass.TOO_LONG if embedding.truncated else Bypass.UNREADABLE
         return await forward(replace(request, embedding=embedding))

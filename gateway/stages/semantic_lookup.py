@@ -93,7 +93,8 @@ class SemanticLookup:
             for at in nearest
         ]
         with request.trace.span("verify"):
-            chosen = await self._judge(request, call, embedding, found)
+            judgements, best_at = await self._judged(request, call, embedding, found)
+        chosen = judgements[best_at]
         return next((aloft[at] for at in nearest if aloft[at].entry is chosen.entry and chosen.reason is None), None)
 
     async def _find(self, request: Request, call: Call, embedding: Embedding) -> tuple[Judged, Freshness] | None:
@@ -106,7 +107,8 @@ class SemanticLookup:
                 self._refused(request, Refusal.SIMILARITY)
             return None
         with request.trace.span("verify"):
-            chosen = await self._judge(request, call, embedding, found)
+            judgements, at = await self._judged(request, call, embedding, found)
+        request.trace.considered, chosen = judgements, judgements[at]
         request.trace.judged = chosen
         if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None and not chosen.verbatim:
             self._controls.of(request.route).met(chosen.score, self._index.count(request.scope))
@@ -119,8 +121,10 @@ class SemanticLookup:
         self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
         return chosen, next(freshness for entry, _, freshness in found if entry is chosen.entry)
 
-    async def _judge(self, request: Request, call: Call, embedding: Embedding, found: list[Found]) -> Judged:
-        """The best of what was found, and whether it may be served."""
+    async def _judged(
+        self, request: Request, call: Call, embedding: Embedding, found: list[Found]
+    ) -> tuple[list[Judged], int]:
+        """Each of what was found, and which of them is the best, and whether that may be served."""
         question, acceptance = call.question or "", self._rule.acceptance
         control, entries = self._controls.of(request.route), self._index.count(request.scope)
         shift = control.shift(embedding.vector) if acceptance.min_similarity is None else 0.0
@@ -155,9 +159,11 @@ class SemanticLookup:
         judgements = [held(at, opinion) for at, opinion in enumerate(opinions)]
         at = best(judgements)
         if acceptance.min_similarity is not None or judgements[at].verbatim:
-            return judgements[at]
+            return judgements, at
         closer = await self._closer(request, question, candidates, at, judgements[at])
-        return judgements[at] if closer is None else held(at, closer)
+        if closer is not None:
+            judgements[at] = held(at, closer)
+        return judgements, at
 
     async def _closer(
         self, request: Request, question: str, candidates: list[Candidate], at: int, chosen: Judged

@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.admission import judged, unasked
+from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
@@ -60,7 +60,7 @@ def response(given: Any, **fields: Any) -> Any:
     ],
 )
 def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, reason: Admission | None) -> None:
-    assert unasked(rules, call) is reason
+    assert unasked(rules, call.body.get("temperature"), roles_of(call)) is reason
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ ROUTES = {
 def policy() -> str:
     lines = ["version: 1", "routes:"]
     for name, (cache, target, more) in ROUTES.items():
-        lines += [f"  - name: {name}", f"    match: {{model: {name}}}", f"    cache: {{{cache}}}"]
+        lines += [f"  - name: {name}", f"    match: {{model: {name}}}", f"    cache: {{{cache}}}", "    record: on"]
         lines += [f"    route: {{{target}}}", *([f"    {more}"] if more else [])]
     return "\n".join([*lines, "  - name: default", "    match: {}", "    route: {backend: main}", ""])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.check import check
 from gateway.policy.load import load_policy, policy_from_text
-from gateway.policy.model import Audit, Policy, Replay
+from gateway.policy.model import Audit, Policy, Recording, Replay
 from gateway.written.faults import ConfigInvalid
 
 from .documents import config, rule, text
@@ -82,12 +82,19 @@ def test_the_hash_changes_with_any_file(tmp_path: Path) -> None:
     assert load_policy(tmp_path, config()).hash != first.hash
 
 
-def test_what_is_not_in_force_yet_is_said() -> None:
-    cache = "    cache:\n      stale_if_error: 24h\n      semantic: {ttl: 1h, max_wrong_hits: 1%, audit: 2%}\n"
-    policy = policy_from_text(text(rule("default", more=cache + "    record: on\n")), "p.yaml", config())
-    assert [str(warning) for warning in policy.warnings] == [
-        "p.yaml:9: routes[0].record: 'record' has no effect yet, expected with a later version",
-    ]
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("off", None),
+        ("on", Recording()),
+        ("{share: 10%}", Recording(0.1)),
+        ("{share: 10%, prompts: on}", Recording(0.1, prompts=True)),
+    ],
+)
+def test_record_is_a_switch_or_a_rule(written: str, meant: Recording | None) -> None:
+    policy = policy_from_text(text(rule("default", more=f"    record: {written}\n")), "p.yaml", config())
+    assert policy.warnings == ()
+    assert policy.routes[0].record == meant
 
 
 @pytest.mark.parametrize(

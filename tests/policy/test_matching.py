@@ -108,7 +108,7 @@ def test_without_a_cache_both_caches_are_off() -> None:
 def test_off_is_off_however_yaml_reads_it(off: str) -> None:
     cache = f"    cache: {{exact: {off}, semantic: {off}}}\n    record: {off}\n"
     route = policy(rule("one", "{tenant: acme}", cache)).routes[0]
-    assert (route.exact_ttl_s, route.semantic, route.record) == (None, None, False)
+    assert (route.exact_ttl_s, route.semantic, route.record) == (None, None, None)
 
 
 def test_the_text_of_a_policy_decides_its_hash() -> None:

@@ -162,7 +162,8 @@ class RouteControl:
 
     # Over a restart
 
-    def snapshot(self) -> bytes:
+    def snapshot(self, *, evidence: bool = True) -> bytes:
+        """`evidence`: with what is known near single questions, which is most of it (3 MB at the utmost)."""
         ledger = self._ledger
         arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
         packed: bytes = msgpack.packb(
@@ -172,7 +173,7 @@ class RouteControl:
                 arrays,
                 (ledger.requests, ledger.sized, ledger.log_size),
                 asdict(self._up_to_date()),
-                self._evidence.rows(),
+                self._evidence.rows() if evidence else (b"", b"", 0),
                 self.version,
             )
         )

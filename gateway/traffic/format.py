@@ -1,0 +1,215 @@
+"""What is kept of a request, and the segments that it is kept in. Pure (docs/decisions/0021).
+
+A segment is a row of frames, each `length, CRC-32, msgpack`: first a `Heading`, then batches of rows. One that was cut
+off, as by kill -9 in the middle of a write, is good up to its last whole frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+MAGIC, VERSION = "nearhit traffic", 1
+SUFFIX = ".segment"
+_FRAME = struct.Struct(">II")
+MAX_FRAME = 2**30  # a length beyond this is no length
+REQUEST, LABEL = 0, 1  # the first value of a row
+
+
+class SegmentInvalid(ValueError):
+    """The bytes are no segment of this version; the message is the end of a sentence that names the file."""
+
+
+class Considered(NamedTuple):
+    """A stored answer that a lookup judged."""
+
+    entry: bytes  # digest of its fingerprint
+    similarity: float
+    created: float  # wall clock
+    score: float | None  # the verifier's; None: similarity alone decided
+    probability: float
+    veto: str | None
+    doubt: str | None
+
+
+class Answer(NamedTuple):
+    """A fresh answer, as it was inspected for the cache."""
+
+    admission: str  # what the dialect said of it, whatever the policy
+    input_tokens: int
+    output_tokens: int
+    dollars: float  # of all calls that were made for it
+    size: int  # bytes
+    seconds: float  # from before the backend was asked to its end
+
+
+class Hit(NamedTuple):
+    """The stored answer that was served."""
+
+    entry: bytes  # digest of its fingerprint
+    age_s: float
+    tokens: int
+    output_tokens: int
+    dollars: float
+    seconds: float  # that it took to come when it was fetched
+
+
+class Given(NamedTuple):
+    """What is known of a request before anything is decided. Digests are keyed, 16 bytes; durations are seconds."""
+
+    path: str
+    model: str
+    dialect: str
+    operation: str
+    headers: tuple[tuple[str, str], ...]  # those that the policy in force matched by
+    tenant: bytes
+    user: bytes  # of the body; empty: none
+    canonical: bytes  # of all that decides the answer
+    context: bytes  # of all but the question
+    question: bytes | None  # None: nothing is matched by similarity
+    no_store: bool
+    no_cache: bool
+    only_if_cached: bool
+    max_age_s: float | None
+    min_fresh_s: float
+    uncached: str | None  # why its answer is neither kept nor looked for
+    inputs: bool  # it has several, which are answered apart
+    stream: bool
+    input_tokens: int  # as estimated from its text
+    max_tokens: int | None
+    temperature: float | None
+    roles: tuple[str, ...]
+    budget_s: float | None  # the client's own
+    patient: bool  # a job: no budget
+
+
+class Recorded(NamedTuple):
+    """One request and what became of it."""
+
+    at: float  # wall clock, when it came
+    id: str
+    policy: str  # hash
+    route: str
+    given: Given
+    prompt: str | None  # None: not to be kept, or no question
+    vector: bytes | None  # float16, of the question; None: it was not embedded
+    readable: bool  # whether the vector stands for the whole question
+    status: int
+    verdict: str
+    reason: str | None
+    backend: str | None
+    tier: str | None
+    complexity: float | None
+    entry: bytes  # digest of its fingerprint: what it is stored under; empty: of none
+    stored: bool
+    answer: Answer | None
+    hit: Hit | None
+    shift: float  # what the route had learnt near the question
+    threshold: float | None  # that the best neighbour was held against
+    similarity: float | None  # of the best neighbour
+    considered: tuple[Considered, ...]
+    seconds: float  # to the end of its answer
+    stages: dict[str, float]
+
+
+class Labelled(NamedTuple):
+    """A lookup of which it turned out whether the neighbour was right."""
+
+    at: float
+    route: str
+    score: float
+    probability: float
+    label: str
+
+
+Row = Recorded | Labelled
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What all rows of a segment stand on."""
+
+    started: float  # wall clock
+    embedder: str  # fingerprint
+    dimension: int
+    verifier: str  # basis
+    floor: float  # similarity below which nothing was judged
+    headers: tuple[str, ...]  # names that the policy matched by when the segment was begun
+    controls: dict[str, bytes]  # by route: what its acceptance has learnt, but for what lies near single questions
+    escalations: dict[str, bytes]  # by route
+    basis: str  # of complexities
+
+
+def encode_heading(heading: Heading) -> bytes:
+    fields = [getattr(heading, name) for name in Heading.__slots__]
+    return _framed([MAGIC, VERSION, fields])
+
+
+def encode_batch(rows: Sequence[Row]) -> bytes:
+    return _framed([(REQUEST if isinstance(row, Recorded) else LABEL, *row) for row in rows])
+
+
+def decode_heading(payload: bytes) -> Heading:
+    """Raises `SegmentInvalid`."""
+    said = _unpacked(payload)
+    if not isinstance(said, tuple) or len(said) < 2 or said[0] != MAGIC:
+        raise SegmentInvalid("is no segment of a traffic log")
+    if said[1] != VERSION:
+        raise SegmentInvalid(f"is of version {said[1]!r} of the traffic log, expected {VERSION}")
+    try:
+        heading = Heading(*said[2])
+    except TypeError:
+        raise SegmentInvalid("has a heading of another form") from None
+    return heading
+
+
+def decode_batch(payload: bytes) -> Iterator[Row]:
+    """Raises `SegmentInvalid`."""
+    try:
+        for kind, *values in _unpacked(payload):
+            if kind == LABEL:
+                yield Labelled._make(values)
+            else:
+                row = Recorded._make(values)
+                yield row._replace(
+                    given=Given._make(row.given),
+                    answer=None if row.answer is None else Answer._make(row.answer),
+                    hit=None if row.hit is None else Hit._make(row.hit),
+                    considered=tuple(map(Considered._make, row.considered)),
+                )
+    except TypeError as error:
+        raise SegmentInvalid(f"has a row of another form ({error})") from None
+
+
+def frames(data: bytes) -> Iterator[bytes | None]:
+    """The whole frames in order; None, as the last one, where what follows is cut off or damaged."""
+    at = 0
+    while at < len(data):
+        head = data[at : at + _FRAME.size]
+        if len(head) < _FRAME.size:
+            yield None
+            return
+        length, checksum = _FRAME.unpack(head)
+        payload = data[at + _FRAME.size : at + _FRAME.size + length]
+        if length > MAX_FRAME or len(payload) < length or zlib.crc32(payload) != checksum:
+            yield None
+            return
+        yield payload
+        at += _FRAME.size + length
+
+
+def _framed(value: Any) -> bytes:
+    payload: bytes = msgpack.packb(value, use_bin_type=True)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def _unpacked(payload: bytes) -> Any:
+    try:
+        return msgpack.unpackb(payload, use_list=False, raw=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise SegmentInvalid(f"cannot be read ({type(error).__name__})") from None
