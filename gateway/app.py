@@ -26,6 +26,7 @@ from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.operations import (
     cache_admin_of,
+    following_of,
     migration_of,
     recovery_of,
     removal_of,
@@ -83,7 +84,8 @@ class Gateway:
         self.parts = parts
         self.stores = stores
         self.removal = removal_of(config, parts, stores, lambda: self.policy)
-        self.recovery = recovery_of(stores, parts.space, parts, self.removal)
+        self.following = following_of(stores, parts, self.removal)
+        self.recovery = recovery_of(stores, parts.space, parts, self.removal, self.following)
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
@@ -275,6 +277,9 @@ async def running(
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history(), gateway.parts.evictions.run()]
         if gateway.parts.leasing is not None:
             jobs.append(gateway.parts.leasing.run())
+        if gateway.following is not None:
+            stack.push_async_callback(gateway.following.close)
+            jobs.append(gateway.following.run())
         for job in [*jobs, *(work() for work in gateway.jobs.work)]:
             run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)

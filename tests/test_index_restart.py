@@ -18,6 +18,7 @@ from gateway.composition import parts
 from gateway.config import Config
 from gateway.ports import StoredVector
 from gateway.upkeep import recovery
+from gateway.upkeep.evictions import Evictions
 from gateway.upkeep.recovery import Recovery
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
@@ -115,7 +116,6 @@ async def test_what_was_deleted_while_the_gateway_was_down_is_not_served(
     outside_store.client.zrem("nearhit:1:entries", gone)
     async with gateway_of(config) as served:
         await recovered(served)
-        assert gone not in await served.gateway.parts.space.index.fingerprints()
         assert is_miss(await served.chat(SAME))
         assert is_semantic(await served.chat(OTHER_SAME))
 
@@ -134,7 +134,12 @@ async def test_what_is_deleted_behind_the_back_of_a_gateway_that_still_starts_is
         await asyncio.Event().wait()
 
     served_early: list[Recovery] = []
+
+    async def not_yet(self: Evictions) -> None:
+        return
+
     monkeypatch.setattr(Recovery, "reconcile", never)
+    monkeypatch.setattr(Evictions, "compare", not_yet)
     async with gateway_of(config) as served:
         await until(lambda: served_early)
         assert served.gateway.parts.space.index.size == 1

@@ -57,14 +57,15 @@ class Piece:
     lists: Lists | None  # None: a flat partition
 
 
-def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece]) -> int:
-    """Returns how many entries it holds. Raises `OSError`; the file that was there stays then."""
+def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece], position: str | None = None) -> int:
+    """Returns how many entries it holds. `position`: in the store's log of changes, all up to which is in it; None: not
+    known. Raises `OSError`; the file that was there stays then."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
     try:
         # Vectors tell something of the questions: as the embedded store's files, they are nobody else's to read.
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            count = _write(file, kind, pieces)
+            count = _write(file, kind, pieces, position)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -73,6 +74,13 @@ def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece]) -> int:
         raise
     _sync_folder(path.parent)
     return count
+
+
+def position_of(path: Path) -> str | None:
+    """That of a checkpoint which has been read; None: it has none. Raises `CheckpointRefused`, `OSError`."""
+    with path.open("rb") as file:
+        position = _header(file).get("position")
+    return position if isinstance(position, str) else None
 
 
 def read_checkpoint(path: Path, kind: Kind, max_entries: int) -> Iterator[Piece]:
@@ -102,7 +110,7 @@ def _pieces(file: BinaryIO, dimension: int) -> Iterator[Piece]:
         yield _piece(fields, dimension, lists)
 
 
-def _write(file: BinaryIO, kind: Kind, pieces: Iterable[Piece]) -> int:
+def _write(file: BinaryIO, kind: Kind, pieces: Iterable[Piece], position: str | None) -> int:
     file.write(bytes(HEADER_BYTES))
     packer = msgpack.Packer(autoreset=True)
     body, count, size = hashlib.sha256(), 0, 0
@@ -115,6 +123,8 @@ def _write(file: BinaryIO, kind: Kind, pieces: Iterable[Piece]) -> int:
         count, size = count + len(piece.names), size + len(data)
     header: dict[str, Any] = {"version": VERSION, "embedder": kind.embedder, "dimension": kind.dimension}
     header |= {"count": count, "bytes": size}
+    if position is not None:
+        header["position"] = position
     header["sha256"] = _digest(body, header)
     line = MAGIC + json.dumps(header).encode() + b"\n"
     if len(line) > HEADER_BYTES:

@@ -12,12 +12,13 @@ from gateway.adapters.redis_store import ENTRIES, PREFIX, SCAN_BATCH, RedisStore
 from gateway.cache.records import RecordInvalid, decode
 from gateway.messages import Vector
 from gateway.ports import Foreign
+from gateway.ports.replication import ChangeKind
 
 SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
 TIMEOUT_S = 10.0  # of one command; nobody waits for it
 # In one step: what has been deleted, has expired or was answered anew meanwhile has no such record any more, and is
 # left as it is. The expiry of the key stays. KEYS: the entry, `SPACE`; ARGV: the SHA-1 of the record that was read, the
-# vector, the embedder, and the one whose vector is kept beside it.
+# vector, the embedder, the one whose vector is kept beside it, and what others are told, as a command.
 REPLACE = """
 local record = redis.call('HGET', KEYS[1], 'record')
 if not record or redis.sha1hex(record) ~= ARGV[1] then return 0 end
@@ -27,6 +28,7 @@ if before and before == ARGV[4] then
   redis.call('HDEL', KEYS[2], 'tidied')
 end
 redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
+if ARGV[5] then redis.call(unpack(ARGV, 5)) end
 return 1
 """
 # KEYS: entries; ARGV: the embedder in use. Where somebody went back to the former one, that is what stays.
@@ -84,8 +86,11 @@ class RedisMigration:
         return Foreign(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
-        arguments = [entry_key(fingerprint), SPACE, version, vector.astype("<f4").tobytes(), self._embedder, keep]
-        return bool(await self._store.execute(lambda client: client.eval(REPLACE, 2, *arguments), TIMEOUT_S))
+        keys = [entry_key(fingerprint), SPACE]
+        arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]
+        if self._store.journal is not None:
+            arguments += self._store.journal.command(ChangeKind.VECTORS, fingerprint)
+        return bool(await self._store.execute(lambda client: client.eval(REPLACE, 2, *keys, *arguments), TIMEOUT_S))
 
     async def settled(self) -> bool:
         serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)

@@ -16,6 +16,7 @@ from gateway.adapters.redis_store import ENTRIES, PREFIX, VECTOR_FIELDS, RedisSt
 from gateway.cache.records import RecordInvalid, decode
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Placed
+from gateway.ports.replication import ChangeKind
 
 BANS = PREFIX + "bans"
 VERSION = PREFIX + "bans:version"
@@ -57,6 +58,8 @@ class RedisRemovals:
                 if drop:
                     pipe.hdel(BANS, *drop)
                 pipe.incr(VERSION)
+                if self._store.journal is not None:
+                    self._store.journal.note(pipe, ChangeKind.BANS)
                 pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
                 return list(await pipe.execute(raise_on_error=False))
 

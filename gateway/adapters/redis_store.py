@@ -17,12 +17,14 @@ import numpy as np
 from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.adapters.redis_journal import Journal
 from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import Clock, StoredVector, StoreStats
+from gateway.ports.replication import ChangeKind
 from gateway.routing.breaker import Breaker, State
 
 LOG = logging.getLogger("nearhit.store")
@@ -42,7 +44,8 @@ COOLDOWN_S = 1.0
 # each that is more than one process can ask for, and a burst opens no more connections than it can in that time.
 MAX_CONNECTIONS = 16
 # Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
-# entry of a later lease, or of none. KEYS: the entry, its lease, the list of all.
+# entry of a later lease, or of none. KEYS: the entry, its lease, the list of all. What comes after the entry's fields,
+# whose number is ARGV[5], is a command: what others are told.
 PUT = """
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 if not mine and redis.call('EXISTS', KEYS[1]) == 1 then
@@ -50,23 +53,28 @@ if not mine and redis.call('EXISTS', KEYS[1]) == 1 then
   if other == 0 or other > tonumber(ARGV[1]) then return 0 end
 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'lease', ARGV[1], unpack(ARGV, 5))
+redis.call('HSET', KEYS[1], 'lease', ARGV[1], unpack(ARGV, 6, 5 + ARGV[5]))
 redis.call('PEXPIREAT', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
+if #ARGV > 5 + ARGV[5] then redis.call(unpack(ARGV, 6 + ARGV[5])) end
 return 1
 """
 T = TypeVar("T")
 
 
 class RedisStore:
-    """`embedder` is the fingerprint of the vectors that this gateway can compare with; others are left alone."""
+    """`embedder` is the fingerprint of the vectors that this gateway can compare with; others are left alone. `journal`
+    tells other gateways what is written; None: there are none."""
 
-    def __init__(self, client: Any, *, embedder: str, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: Journal | None = None
+    ) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
         self._embedder = embedder.encode()
         self._timeout_s = timeout_s
         self._clock = clock
+        self.journal = journal
         self._breaker = Breaker(FAILURES, COOLDOWN_S)
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._put = client.register_script(PUT)
@@ -112,6 +120,8 @@ class RedisStore:
                 pipe.hset(key, mapping=dict(fields))
                 pipe.pexpireat(key, int(entry.expires * 1000))
                 pipe.zadd(ENTRIES, {entry.fingerprint: entry.expires})
+                if self.journal is not None:
+                    self.journal.note(pipe, _kind(fields), entry.fingerprint)
                 await pipe.execute()
 
         await self._guard(write)
@@ -120,7 +130,9 @@ class RedisStore:
     async def _put_fenced(self, entry: Entry, fields: Mapping[str, Any], lease: int) -> bool:
         keys = [entry_key(entry.fingerprint), lease_key(entry.fingerprint), ENTRIES]
         head = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
-        arguments = [*head, *(part for pair in fields.items() for part in pair)]
+        words = [part for pair in fields.items() for part in pair]
+        told = [] if self.journal is None else self.journal.command(_kind(fields), entry.fingerprint)
+        arguments = [*head, len(words), *words, *told]
         return bool(await self._guard(lambda: self._put(keys, arguments)))
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
@@ -131,7 +143,9 @@ class RedisStore:
             async with self._client.pipeline(transaction=True) as pipe:
                 pipe.unlink(*map(entry_key, fingerprints))
                 pipe.zrem(ENTRIES, *fingerprints)
-                removed, _ = await pipe.execute()
+                if self.journal is not None:
+                    self.journal.note(pipe, ChangeKind.VECTORS, *fingerprints)
+                removed, *_ = await pipe.execute()
             return int(removed)
 
         return await self._guard(unlink)
@@ -170,6 +184,8 @@ class RedisStore:
             async with self._client.pipeline(transaction=True) as pipe:
                 pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
                 pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
+                if self.journal is not None:
+                    self.journal.note(pipe, ChangeKind.COUNTEREXAMPLE, key)
                 await pipe.execute()
 
         await self._guard(write)
@@ -237,6 +253,10 @@ def entry_key(fingerprint: str) -> str:
 
 def lease_key(fingerprint: str) -> str:
     return f"{PREFIX}lease:{fingerprint}"
+
+
+def _kind(fields: Mapping[str, Any]) -> ChangeKind:
+    return ChangeKind.VECTORS if "vector" in fields else ChangeKind.RECORDS
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:

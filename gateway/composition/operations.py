@@ -14,6 +14,7 @@ from gateway.dialects.known import DIALECTS
 from gateway.policy.model import Policy
 from gateway.spaces import Space
 from gateway.upkeep.checkpoints import forget_former
+from gateway.upkeep.following import Following
 from gateway.upkeep.migration import Migration
 from gateway.upkeep.portability import Portability
 from gateway.upkeep.recovery import Recovery
@@ -51,8 +52,42 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
     return CacheAdmin(removal, portability)
 
 
-def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | None = None) -> Recovery:
-    """`removal` with the space that serves: what is learnt and removed has to be known before anything is looked up."""
+def following_of(stores: Stores, parts: Parts, removal: Removal) -> Following | None:
+    """None: no other gateway is on this store."""
+    if stores.changes is None or stores.journal is None:
+        return None
+    known = parts.memory.counterexamples
+
+    async def reread() -> None:
+        known.add(await stores.redis.counterexamples())
+        await removal.refresh()
+
+    following = Following(
+        stores.changes,
+        parts.spaces,
+        parts.store,
+        known,
+        parts.telemetry,
+        parts.clock,
+        gateway=stores.journal.gateway,
+        reread=reread,
+        removed=removal.look,
+    )
+    for space in parts.spaces.all:
+        if space.checkpoints is not None:
+            space.checkpoints.position = lambda: following.position
+    return following
+
+
+def recovery_of(
+    stores: Stores,
+    space: Space,
+    parts: Parts,
+    removal: Removal | None = None,
+    following: Following | None = None,
+) -> Recovery:
+    """`removal` and `following` with the space that serves: what is learnt and removed has to be known before anything
+    is looked up."""
     return Recovery(
         space.store,
         stores.redis,
@@ -62,6 +97,7 @@ def recovery_of(stores: Stores, space: Space, parts: Parts, removal: Removal | N
         space.checkpoints,
         None if removal is None else space.learning,
         removal,
+        None if following is None else following.tail,
     )
 
 

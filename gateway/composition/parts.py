@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib
+import secrets
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_batches import RedisBatches
+from gateway.adapters.redis_changes import RedisChanges
 from gateway.adapters.redis_jobs import RedisJobs
+from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
@@ -77,6 +80,8 @@ class Stores:
     jobs: RedisJobs
     batches: RedisBatches
     server: EmbeddedValkey | None
+    changes: RedisChanges | None  # as `leases`
+    journal: Journal | None
 
     async def close(self) -> None:
         await self.redis.close()
@@ -95,18 +100,19 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
         )
         url = server.url
     client = connect(url)
-    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock)
-    max_age_s = None if server is not None else SHARED_FRONT_MAX_AGE_S
+    shared = server is None
+    journal = Journal(secrets.token_hex(8), config.store.max_changes) if shared else None
+    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal)
+    max_age_s = SHARED_FRONT_MAX_AGE_S if shared else None
     front = FrontStore(
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
     )
-    leases = None
-    if server is None:
-        leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S)
+    leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S) if shared else None
     quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
     sync = Syncing(client) if config.jobs.fsync else None
     jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
-    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, batches, server)
+    changes = RedisChanges(client) if shared else None
+    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, batches, server, changes, journal)
 
 
 def build_encoder(config: EmbeddingModel) -> TextEncoder:

@@ -80,6 +80,7 @@ class Store(Section):
     max_entry: Size = 2**20  # a larger answer is not stored
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
     max_bytes: Size | None = None  # of records and vectors; None: three quarters of the embedded server's memory
+    max_changes: Annotated[int, Field(ge=1_000, le=100_000_000)] = 200_000  # kept for gateways that lag behind
     max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
 

@@ -1,4 +1,4 @@
-"""Every metric, defined once."""
+"""Every metric, defined once: those of a subject of its own in a module of theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observing.metrics import Counter, Gauge, Histogram
+from gateway.observing.replication import ReplicationMetrics
 
 
 class Telemetry(Collector):
@@ -204,13 +205,15 @@ class Telemetry(Collector):
             "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
         )
         self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
+        self.replication = ReplicationMetrics()
 
     def requests_of(self, route: str) -> int:
         """All requests that a route has answered since the start."""
         return int(sum(count for labels, count in self.requests.values.items() if labels[0] == route))
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
-        return (value for value in vars(self).values() if isinstance(value, Counter | Gauge | Histogram))
+        every = (*vars(self).values(), *vars(self.replication).values())
+        return (value for value in every if isinstance(value, Counter | Gauge | Histogram))
 
     def collect(self) -> Iterator[Metric]:
         for metric in self.metrics():

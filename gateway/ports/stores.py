@@ -197,6 +197,12 @@ class VectorIndex(Protocol):
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         """Adds or replaces."""
 
+    async def add_all(self, vectors: Sequence[StoredVector]) -> None:
+        """Adds or replaces several, for less than one by one; what does not fit is left out."""
+
+    def holds(self, fingerprint: str) -> bool:
+        """Whether it is there; at once, and right up to what is just changing."""
+
     def count(self, scope: str) -> int:
         """How many entries a search of this scope compares with; at once, and right up to what is just changing."""
 

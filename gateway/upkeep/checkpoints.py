@@ -6,11 +6,12 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.faiss_owner import Closed
-from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, read_checkpoint, write_checkpoint
+from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, position_of, read_checkpoint, write_checkpoint
 from gateway.config import Config
 
 LOG = logging.getLogger("nearhit.index")
@@ -18,7 +19,9 @@ FILE, FORMER = "checkpoint", "former"
 
 
 class Checkpoints:
-    """Nothing is written before `complete` is set: an index that is not yet filled must not replace a good copy."""
+    """Nothing is written before `complete` is set: an index that is not yet filled must not replace a good copy.
+    `position` says where the index stands in the log of changes, None where there is none: it is written beside it, and
+    found again as `loaded_position`."""
 
     def __init__(self, path: Path, index: FaissIndex, kind: Kind, *, max_entries: int, every_s: float) -> None:
         self._path = path
@@ -29,6 +32,8 @@ class Checkpoints:
         self._saved = 0  # the index' changes that the file has
         self._writing = threading.Lock()
         self._loaded = False
+        self.position: Callable[[], str | None] = lambda: None
+        self.loaded_position: str | None = None
         self.complete = False
 
     async def load(self) -> None:
@@ -39,6 +44,7 @@ class Checkpoints:
         begun = time.perf_counter()
         try:
             await self._index.load(read_checkpoint(self._path, self._kind, self._max_entries))
+            self.loaded_position = position_of(self._path)
         except FileNotFoundError:
             return
         except (CheckpointRefused, OSError) as error:
@@ -60,9 +66,10 @@ class Checkpoints:
 
     def _save(self) -> None:
         with self._writing:  # one that is still written when the gateway stops comes first
-            changes, begun = self._index.changes, time.perf_counter()
+            # Read before the copy is begun: what comes meanwhile may be in it, and is followed once more.
+            changes, position, begun = self._index.changes, self.position(), time.perf_counter()
             try:
-                count = write_checkpoint(self._path, self._kind, self._index.pieces())
+                count = write_checkpoint(self._path, self._kind, self._index.pieces(), position)
             except Closed:
                 return
             except OSError as error:

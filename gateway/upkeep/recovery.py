@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from gateway.cache.feedback import Counterexamples
 from gateway.errors import StoreUnavailable
-from gateway.ports import Clock, CounterexampleStore, ResponseStore, StoredVector, VectorIndex
+from gateway.ports import Clock, CounterexampleStore, ResponseStore, VectorIndex
 from gateway.quality.learning import Learning
 from gateway.upkeep.checkpoints import Checkpoints
 from gateway.upkeep.removal import Removal
+from gateway.upkeep.tail import Tail
 
 LOG = logging.getLogger("nearhit")
 RETRY_S = 2.0
@@ -32,7 +33,10 @@ class Recovery:
         checkpoints: Checkpoints | None = None,
         learning: Learning | None = None,
         removal: Removal | None = None,
+        tail: Tail | None = None,
     ) -> None:
+        """`tail` follows what others on the store change: from the checkpoint's position on where that is possible, or
+        from before the store is compared with the index."""
         self._store = store
         self._counterexamples = counterexamples
         self._index = index
@@ -41,6 +45,7 @@ class Recovery:
         self._checkpoints = checkpoints
         self._learning = learning
         self._removal = removal
+        self._tail = tail
         self.ready = False
 
     async def run(self) -> None:
@@ -55,46 +60,57 @@ class Recovery:
                     await self._learning.restore()
                 if self._checkpoints is not None:
                     await self._checkpoints.load()
-                await self.reconcile()
+                await self._fill()
                 self.ready = True
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
 
+    async def _fill(self) -> None:
+        if self._tail is not None:
+            kept = None if self._checkpoints is None else self._checkpoints.loaded_position
+            if await self._tail.resume(kept):
+                LOG.info("the index goes on where its checkpoint ends", extra={"fields": {"position": kept}})
+                return
+            await self._tail.from_end()
+        await self.reconcile()
+
     async def reconcile(self) -> None:
-        """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
-        few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
-        record from the store. Raises `StoreUnavailable`."""
-        listed = dict.fromkeys(await self._index.fingerprints(), False)
-        lacking: list[str] = []
-        async for fingerprint, expires in self._store.fingerprints():
-            if expires <= self._clock.wall():
-                continue
-            if fingerprint in listed:
-                listed[fingerprint] = True
-                continue
-            lacking.append(fingerprint)
-            if len(lacking) == BATCH:
-                await self._add(lacking)
-                lacking = []
-        await self._add(lacking)
-        await self._remove([fingerprint for fingerprint, there in listed.items() if not there])
+        """Raises `StoreUnavailable`."""
+        await reconcile(self._store, self._index, self._clock)
 
-    async def _add(self, fingerprints: Sequence[str]) -> None:
-        for stored in await self._store.vectors_of(fingerprints):
-            if stored.expires > self._clock.wall():
-                await self._add_one(stored)
 
-    async def _add_one(self, stored: StoredVector) -> None:
-        try:
-            await self._index.add(stored.fingerprint, stored.scope, stored.vector)
-        except ValueError as error:  # damaged: one bad vector must not keep the index from all others
-            LOG.warning("a vector was skipped", extra={"fields": {"error": str(error)}})
+async def reconcile(store: ResponseStore, index: VectorIndex, clock: Clock) -> None:
+    """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
+    few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
+    record from the store. Raises `StoreUnavailable`."""
+    listed = dict.fromkeys(await index.fingerprints(), False)
+    lacking: list[str] = []
+    async for fingerprint, expires in store.fingerprints():
+        if expires <= clock.wall():
+            continue
+        if fingerprint in listed:
+            listed[fingerprint] = True
+            continue
+        lacking.append(fingerprint)
+        if len(lacking) == BATCH:
+            await update(store, index, clock, lacking)
+            lacking = []
+    await update(store, index, clock, lacking)
+    await _remove(store, index, [fingerprint for fingerprint, there in listed.items() if not there])
 
-    async def _remove(self, fingerprints: Sequence[str]) -> None:
-        """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
-        for i in range(0, len(fingerprints), BATCH):
-            some = fingerprints[i : i + BATCH]
-            stored = {each.fingerprint for each in await self._store.vectors_of(some)}
-            await self._index.remove([fingerprint for fingerprint in some if fingerprint not in stored])
+
+async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:
+    """Adds those of them that the store has -> which. Raises `StoreUnavailable`."""
+    found = [each for each in await store.vectors_of(fingerprints) if each.expires > clock.wall()]
+    await index.add_all(found)
+    return {each.fingerprint for each in found}
+
+
+async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> None:
+    """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
+    for i in range(0, len(fingerprints), BATCH):
+        some = fingerprints[i : i + BATCH]
+        stored = {each.fingerprint for each in await store.vectors_of(some)}
+        await index.remove([fingerprint for fingerprint in some if fingerprint not in stored])

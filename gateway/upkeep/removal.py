@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from gateway.adapters.front_store import FrontStore
@@ -56,6 +56,7 @@ class Removal:
         self._version: bytes | None = None  # of the store's bans, as they were last read
         self._stored: frozenset[str] = frozenset()  # their ids
         self._under_way = 0
+        self._told = asyncio.Event()
 
     # What is removed here
 
@@ -183,9 +184,17 @@ class Removal:
 
     # What other gateways remove
 
+    def look(self) -> None:
+        """There is something new."""
+        self._told.set()
+
     async def follow(self) -> None:
+        """What the log of changes tells comes at once; where that lags, the version does not."""
         while True:
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._told.wait()
+            self._told.clear()
             try:
                 await self.refresh()
             except Exception:  # whatever it is, the next removal must not be missed for it

@@ -27,6 +27,7 @@ ABSENT = {
     "nearhit_key_lookups_total": "API keys of the store, which tests/access has",
     "nearhit_model_reloads_total": "a model on Triton whose process dies, which tests/routing/test_model_care.py has",
     "nearhit_second_opinions_total": "a score near the learned threshold, which the hash embedder does not give",
+    "nearhit_replication_rebuilds_total": "a log of changes that is cut off, which tests/replication has",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",
 }
 FIRED = ("NearhitStoreDown", "NearhitBreakerOpen")

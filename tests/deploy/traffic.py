@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from gateway.adapters.redis_journal import CHANGES
+from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.upstream import Upstream, completion, serving
@@ -64,6 +66,7 @@ class Scene:
         await self._jobs(number)
         await self._late(number)
         await self._hedged(number)
+        await self._told(number)
         await self._crowded(number)
         for i in range(8):  # the last, so that its breaker is open when it is looked at
             await self._ask("bad", f"bad {number} {i}", number)
@@ -124,6 +127,13 @@ class Scene:
         for upstream in (first, second):
             upstream.answer = once(500)
         assert (await self._ask("pair", f"retried {number}", number)).status in (200, 500, 502)
+
+    async def _told(self, number: int) -> None:
+        """Another gateway on the small one's store has written something."""
+        changes = self.small.gateway.parts.telemetry.replication.changes
+        before = changes.total()
+        self.store.client.xadd(CHANGES, {"by": "another", "records": hexed(str(number))})
+        await until(lambda: changes.total() > before)
 
     async def _crowded(self, number: int) -> None:
         """More at once than there may be, and more answers than there is room for."""

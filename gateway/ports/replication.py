@@ -1,0 +1,59 @@
+"""What gateways on one store tell each other, through the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class ChangeKind(StrEnum):
+    """What has changed in the store. The value is a field's name in the log."""
+
+    VECTORS = "vectors"  # entries with a vector came, or entries went: fingerprints
+    RECORDS = "records"  # entries came that no index finds: fingerprints
+    COUNTEREXAMPLE = "counterexample"  # its key
+    BANS = "bans"  # something was removed; nothing further
+    POLICY = "policy"  # in force at that gateway: its hash
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`kind` None: of a gateway of another version, which this one does not understand."""
+
+    kind: ChangeKind | None
+    by: str  # the gateway that made it
+    at: float  # seconds since the epoch, by the store's clock
+    value: str
+
+    @property
+    def names(self) -> list[str]:
+        """The fingerprints."""
+        return self.value.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What followed upon a position."""
+
+    changes: Sequence[Change]
+    position: str  # behind them
+    missed: bool  # something between the position that was asked for and these is no longer there
+    more: bool  # others come after them
+    added: int  # changes that were ever made, the ones after these included
+    kept: int  # how many of those are still there
+    now: float  # seconds since the epoch, by the store's clock
+
+
+class ChangeLog(Protocol):
+    """Changes in the order in which the store has seen them; the oldest are forgotten. Every method raises
+    `StoreUnavailable`."""
+
+    async def end(self) -> str:
+        """The position behind the youngest change."""
+
+    async def read(self, after: str) -> Page: ...
+
+    async def wait(self, after: str) -> None:
+        """Returns once there is a change after `after`, or after a while."""
