@@ -10,7 +10,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-POLL_S = 0.05  # between two probes; the fastest child (the store) is ready in 60 ms
+POLL_S = 0.01  # between two probes; the fastest child (the store) is ready in 40 ms
 TAIL_LINES = 12  # of the log, in an error: a start-up failure names its cause in its last lines
 TAIL_BYTES = 4096
 

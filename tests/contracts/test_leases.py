@@ -23,6 +23,7 @@ from tests.fixtures.stores import OutsideServer
 
 CLOCK = SystemClock()
 TTL_S = 60.0
+PATIENCE_S = 30.0
 NAME, OTHER = hexed("a"), hexed("b")
 
 
@@ -48,11 +49,11 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             kind = "outside_store" if request.param == "redis" else "tls_store"
             outside: OutsideServer = request.getfixturevalue(kind)
             url = outside.url
-        client = connect(url)
-        store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=CLOCK)
+        client = connect(url, PATIENCE_S)
+        store = RedisStore(client, embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
         stack.push_async_callback(store.close)
         operator = stack.enter_context(Redis.from_url(url))
-        leases = RedisLeases(store, client, timeout_s=5.0, ttl_s=TTL_S)
+        leases = RedisLeases(store, client, timeout_s=PATIENCE_S, ttl_s=TTL_S)
         yield Opened(leases, store, lambda name: operator.delete(lease_key(name)))
 
 
@@ -166,10 +167,10 @@ async def test_a_store_that_is_away_says_so() -> None:
     memory = MemoryStore(CLOCK)
     memory.down = True
     client = connect("redis://127.0.0.1:1")
-    store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=CLOCK)
+    store = RedisStore(client, embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
     both: tuple[Leases, ...] = (
         MemoryLeases(memory, CLOCK, ttl_s=TTL_S),
-        RedisLeases(store, client, timeout_s=5.0, ttl_s=TTL_S),
+        RedisLeases(store, client, timeout_s=PATIENCE_S, ttl_s=TTL_S),
     )
     for leases in both:
         for ask in (

@@ -24,6 +24,7 @@ from tests.fixtures.fakes import MemoryStore
 from tests.fixtures.stores import OutsideServer
 
 CLOCK = SystemClock()
+PATIENCE_S = 30.0  # 500 handshakes at once take what the machine has to give
 SERVERS = ("embedded", "redis", "rediss")
 
 
@@ -51,7 +52,7 @@ async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stac
     else:
         outside: OutsideServer = request.getfixturevalue("outside_store" if kind == "redis" else "tls_store")
         url = outside.url
-    store = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
+    store = RedisStore(connect(url, PATIENCE_S), embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
     stack.push_async_callback(store.close)
     return Opened(store, url)
 
@@ -248,7 +249,7 @@ async def test_keys_of_others_in_the_same_database_are_left_alone(on_server: tup
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_store: OutsideServer) -> None:
     url = tls_store.url.partition("?")[0]
-    store = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
+    store = RedisStore(connect(url, PATIENCE_S), embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         await store.get(hexed("a"))
     await store.close()
