@@ -37,9 +37,11 @@ triton: setup  ## fetch a real Triton server for the demo and the tests
 run: triton  ## run the gateway before two real models, with a short sample of traffic
 	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
 
-test: triton  ## run the whole suite
+# Compiled modules are kept whatever the environment says: tests start the gateway some sixty times.
+WORKERS ?= 2
+test: triton  ## run the whole suite in two processes (WORKERS=1: in one)
 	@tests/packages.sh
-	@$(BIN)/python -m pytest
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
 clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask through the gateway (350 MB)
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients

@@ -1,10 +1,17 @@
 """Shared fixtures. Real parts throughout: a real Valkey, FAISS, Triton, real sockets; the one scripted part is the
 upstream endpoint, because what a test says must be known."""
 
+from hypothesis import settings
+
 pytest_plugins = [
+    "tests.fixtures.parallel",
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",
     "tests.fixtures.real_servers",
     "tests.fixtures.gateways",
     "tests.fixtures.stores",
 ]
+
+# No example is too slow: how long one takes says how busy the machine is.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")

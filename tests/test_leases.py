@@ -1,5 +1,5 @@
-"""One call for a crowd that is spread over several gateways on one store: real processes, one of them killed, stopped
-or cut off in the middle of its call."""
+"""One call for a crowd that is spread over several gateways on one store: one of them killed, stopped or cut off in the
+middle of its call. Those that are killed or stopped, and a large crowd's, are processes of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from tests.fixtures.gateways import Answer
-from tests.fixtures.processes import Process, served_by_process, write_config
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
@@ -34,14 +34,21 @@ async def fleet(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            store: OutsideServer, size: int = 3, limit: str = "5s", first_by: str | None = None
-        ) -> list[Process]:
-            async def one(i: int) -> Process:
+            store: OutsideServer,
+            size: int = 3,
+            limit: str = "5s",
+            first_by: str | None = None,
+            processes: bool = False,
+        ) -> list[Served]:
+            async def one(i: int) -> Served:
                 folder = tmp_path / f"gateway-{i}"
                 folder.mkdir()
                 url = first_by if first_by is not None and i == 0 else store.url
                 backends = {"main": {"adapter": "openai", "url": upstream.url}}
-                config = write_config(folder, backends, store={"url": url, "timeout": limit})
+                shared = {"url": url, "timeout": limit}
+                if not processes:
+                    return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
+                config = write_config(folder, backends, store=shared)
                 return await stack.enter_async_context(served_by_process(config))
 
             return list(await asyncio.gather(*map(one, range(size))))
@@ -55,14 +62,14 @@ def store(store_servers: Callable[..., OutsideServer]) -> OutsideServer:
     return store_servers()
 
 
-async def asked(store: OutsideServer, process: Process, times: int = 1, **fields: Any) -> list[asyncio.Task[Answer]]:
+async def asked(store: OutsideServer, served: Served, times: int = 1, **fields: Any) -> list[asyncio.Task[Answer]]:
     """Sends so many identical requests, every other one for a stream, and returns once all have been looked up."""
     before = lookups(store)
-    tasks = [asyncio.create_task(process.chat("hi", stream=i % 2 == 1, **fields)) for i in range(times)]
+    tasks = [asyncio.create_task(served.chat("hi", stream=i % 2 == 1, **fields)) for i in range(times)]
     async with asyncio.timeout(20):
         while lookups(store) < before + times:
             await asyncio.sleep(0.01)
-    await outcomes(process)  # what the store has answered before that, the gateway has heard
+    await outcomes(served)  # what the store has answered before that, the gateway has heard
     return tasks
 
 
@@ -71,20 +78,20 @@ def lookups(store: OutsideServer) -> int:
     return int(store.client.info("commandstats").get("cmdstat_hget", {"calls": 0})["calls"])
 
 
-async def outcomes(process: Process) -> Counter[str]:
+async def outcomes(served: Served) -> Counter[str]:
     """`nearhit_crowds_total` of a gateway."""
-    async with process.session.get(process.admin_url + "/metrics") as response:
+    async with served.session.get(served.admin_url + "/metrics") as response:
         text = await response.text()
     prefix = 'nearhit_crowds_total{outcome="'
     rows = (line.removeprefix(prefix).split('"} ') for line in text.splitlines() if line.startswith(prefix))
     return Counter({name: int(float(value)) for name, value in rows})
 
 
-async def waits(*processes: Process) -> None:
+async def waits(*gateways: Served) -> None:
     """Returns once every one of these gateways waits for another's flight."""
     async with asyncio.timeout(20):
-        for process in processes:
-            while (await outcomes(process))["waits"] == 0:
+        for served in gateways:
+            while (await outcomes(served))["waits"] == 0:
                 await asyncio.sleep(0.01)
 
 
@@ -96,10 +103,10 @@ def words_of(answer: Answer) -> str:
 
 
 async def led_by_first(
-    store: OutsideServer, processes: list[Process], upstream: Upstream, each: int = 1
+    store: OutsideServer, gateways: list[Served], upstream: Upstream, each: int = 1
 ) -> list[list[asyncio.Task[Answer]]]:
     """The first gateway has the lease and its call is at the backend, the others wait."""
-    first, *others = processes
+    first, *others = gateways
     upstream.gate.clear()
     tasks = [await asked(store, first, each)]
     await until(lambda: len(upstream.calls) == 1)
@@ -111,7 +118,7 @@ async def led_by_first(
 async def test_a_crowd_over_three_gateways_makes_one_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream
 ) -> None:
-    processes = await fleet(store)
+    processes = await fleet(store, processes=True)
     upstream.gate.clear()
     crowds = [await asked(store, process, 20) for process in processes]
     await until(lambda: upstream.calls)
@@ -164,7 +171,7 @@ async def test_the_followers_elsewhere_of_a_stream_get_it_when_it_is_complete(
 async def test_a_leader_that_dies_or_hangs_costs_one_more_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, stopped_by: signal.Signals
 ) -> None:
-    processes = await fleet(store)
+    processes = await fleet(store, processes=True)
     crowds = await led_by_first(store, processes, upstream, each=5)
     processes[0].process.send_signal(stopped_by)
     await until(lambda: len(upstream.calls) == 2, timeout_s=20)  # the lease has expired
@@ -210,7 +217,7 @@ async def test_a_leader_whose_lease_was_taken_is_fenced_off(
 async def test_an_answer_that_may_not_be_stored_hands_the_lease_to_one_that_waits(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, what: str
 ) -> None:
-    processes = await fleet(store)
+    gateways = await fleet(store)
     failed: list[int] = []
 
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
@@ -224,7 +231,7 @@ async def test_an_answer_that_may_not_be_stored_hands_the_lease_to_one_that_wait
         return web.json_response(completion(call, "secret"), headers={"Cache-Control": "private, no-store"})
 
     upstream.answer = answer
-    crowds = await led_by_first(store, processes, upstream, each=50)
+    crowds = await led_by_first(store, gateways, upstream, each=50)
     upstream.gate.set()
     first = await asyncio.gather(*crowds[0])
     assert {answer.status for answer in first} == {500 if what == "error" else 200}, "shared by who had joined"
@@ -235,13 +242,13 @@ async def test_an_answer_that_may_not_be_stored_hands_the_lease_to_one_that_wait
 
 async def test_whoever_waits_is_held_up_by_two_at_most(fleet: Fleet, store: OutsideServer, upstream: Upstream) -> None:
     """Where nothing can be stored, a line of gateways must not be served one after the other."""
-    processes = await fleet(store, 4)
+    gateways = await fleet(store, 4)
 
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(completion(call, "half", finish="length"))
 
     upstream.answer = answer
-    crowds = await led_by_first(store, processes, upstream)
+    crowds = await led_by_first(store, gateways, upstream)
     upstream.gate.set()
     answers = [await task for crowd in crowds for task in crowd]
     assert {words_of(answer) for answer in answers} == {"half"}
@@ -251,8 +258,8 @@ async def test_whoever_waits_is_held_up_by_two_at_most(fleet: Fleet, store: Outs
 async def test_when_all_clients_of_the_leader_leave_another_gateway_calls(
     fleet: Fleet, store: OutsideServer, upstream: Upstream
 ) -> None:
-    processes = await fleet(store)
-    crowds = await led_by_first(store, processes, upstream, each=3)
+    gateways = await fleet(store)
+    crowds = await led_by_first(store, gateways, upstream, each=3)
     for task in crowds[0]:
         task.cancel()
     await until(lambda: upstream.cancelled == 1)
@@ -325,8 +332,8 @@ async def test_a_leader_that_is_cut_off_from_the_store_costs_one_more_call(
 ) -> None:
     wire = Wire(store)
     async with wire.served() as url:
-        processes = await fleet(store, limit="250ms", first_by=url)
-        crowds = await led_by_first(store, processes, upstream, each=5)
+        gateways = await fleet(store, limit="250ms", first_by=url)
+        crowds = await led_by_first(store, gateways, upstream, each=5)
         wire.cut = True
         await until(lambda: len(upstream.calls) == 2, timeout_s=20)
         upstream.gate.set()
@@ -341,8 +348,8 @@ async def test_a_leader_that_is_cut_off_from_the_store_costs_one_more_call(
 async def test_without_the_store_every_gateway_calls_for_itself(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, frozen: bool
 ) -> None:
-    processes = await fleet(store, limit="250ms")
-    crowds = await led_by_first(store, processes, upstream, each=5)
+    gateways = await fleet(store, limit="250ms")
+    crowds = await led_by_first(store, gateways, upstream, each=5)
     if frozen:
         store.freeze()
     else:
@@ -352,4 +359,4 @@ async def test_without_the_store_every_gateway_calls_for_itself(
     answers = [await task for crowd in crowds for task in crowd]
     assert {words_of(answer) for answer in answers} == {"upstream answers: hi"}
     assert len(upstream.calls) == 3
-    assert words_of(await processes[0].chat("ho")) == "upstream answers: ho"
+    assert words_of(await gateways[0].chat("ho")) == "upstream answers: ho"

@@ -9,6 +9,7 @@ import asyncio
 import json
 import shutil
 import time
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -199,7 +200,9 @@ class Reader:
         self._tokenizer = Tokenizer.from_file(str(model_dir / TOKENIZER_FILE))
         self._tokenizer.no_padding()
 
-    def __call__(self, text: str) -> tuple[np.ndarray, Text]:
+        self.read = lru_cache(maxsize=None)(self._read)  # of one text, whoever asks
+
+    def _read(self, text: str) -> tuple[np.ndarray, Text]:
         read = self._tokenizer.encode(text)
         ids = np.array([read.ids], np.int64)
         outputs = ["sentence_embedding", "token_embeddings"]
@@ -219,7 +222,7 @@ def shares(reader: Reader, kinds: set[str], aligned: bool) -> tuple[float, float
     """Right pairs served and wrong pairs served, over their own number."""
     counts = {True: [0, 0], False: [0, 0]}
     for trap in (trap for trap in TRAPS if trap["kind"] in kinds):
-        (a, asked), (b, stored) = reader(trap["asked"]), reader(trap["stored"])
+        (a, asked), (b, stored) = reader.read(trap["asked"]), reader.read(trap["stored"])
         if not aligned:
             asked, stored = Text(asked.text), Text(stored.text)
         (margin,), _ = VERIFIER.scores(asked, [stored], [float(a @ b)])

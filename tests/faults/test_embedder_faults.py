@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
 
 @pytest.fixture
 async def unreliable(encoder: Unreliable, upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
-    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url, "adaptive": "off"}})
     async with gateway_of(config) as served:
         try:
             yield served
@@ -83,15 +82,15 @@ async def test_an_encoder_that_hangs_costs_its_timeout_and_then_nothing(
     unreliable: Served, encoder: Unreliable
 ) -> None:
     await unreliable.chat(ASKED)
+    embedder = unreliable.gateway.parts.space.embedder
     encoder.go.clear()
-    for i in range(4):  # the first is with the encoder, three more wait their time
-        begun = time.monotonic()
-        assert is_miss(await unreliable.chat(f"{SAME} {i}"))
-        assert time.monotonic() - begun < TIMEOUT_S + 1.0
-    begun = time.monotonic()
-    answers = await asyncio.gather(*(unreliable.chat(f"and {i}?") for i in range(30)))
-    assert all(map(is_miss, answers))
-    assert time.monotonic() - begun < 1.0, "nobody waits for an encoder that is known to hang"
+    async with asyncio.timeout(20):  # the encoder itself hangs for longer
+        for i in range(4):  # the first is with the encoder, two more wait their time
+            assert is_miss(await unreliable.chat(f"{SAME} {i}"))
+        waiting = embedder._queue.qsize()
+        answers = await asyncio.gather(*(unreliable.chat(f"and {i}?") for i in range(30)))
+    assert {(answer.status, answer.cache_status) for answer in answers} == {(200, "nearhit; fwd=miss; stored")}
+    assert embedder._queue.qsize() == waiting == 2, "nobody waits for an encoder that is known to hang"
     assert is_exact(await unreliable.chat(ASKED))
 
 

@@ -225,7 +225,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.dictionaries(KEYS, TREES, max_size=6), max_size=3))
 def test_any_tree_of_our_own_keys_yields_a_policy_or_its_faults(routes: list[object]) -> None:
     # JSON is YAML, but for NaN and the like, which are then text: as good a wrong value as any.

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import completion
 
-ANSWERS = 12
+ANSWERS = 24
 DELAYED_ACK_S = 0.04  # Linux' shortest
 
 
@@ -33,17 +33,19 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
-    """Not a measurement: without the acknowledgement in time each answer but the first few takes 40 ms, here the
-    whole dozen must take less than half of what they would."""
+    """Not a measurement: without the acknowledgement in time each answer but the first few takes 40 ms. One of the last
+    dozen that takes less, on however busy a machine, did not wait for it."""
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with gateway_of(
         config_of(tmp_path, {"main": {"adapter": "openai", "url": f"http://{host}:{port}/v1"}})
     ) as it:
         await it.chat("warm up")
-        started = time.perf_counter()
+        took = []
         for i in range(ANSWERS):
+            started = time.perf_counter()
             assert (await it.chat(f"question w{i} of x{i}")).text == "yes"
-        assert time.perf_counter() - started < ANSWERS * DELAYED_ACK_S / 2
+            took.append(time.perf_counter() - started)
+        assert min(took[ANSWERS // 2 :]) < DELAYED_ACK_S
     server.close()
     await server.wait_closed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,7 +102,8 @@ def test_an_event_without_end_is_bounded() -> None:
 
 async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream) -> None:
     """Nagle's algorithm would hold each back until the client's delayed acknowledgement of the one before it, 40 ms
-    later: 20 events that wait for each other would take 800 ms."""
+    later, of 20 events that wait for each other all but the first few. One that takes less was not held back, however
+    busy the machine."""
     seen = asyncio.Event()
 
     async def between() -> None:
@@ -113,11 +115,13 @@ async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream)
 
     upstream.answer = answer
     async with served.session.post(served.url + "/v1/chat/completions", json=ASK) as response:
-        started = time.perf_counter()
+        arrived = []
         async for line in response.content:
             if line.startswith(b"data: "):
+                arrived.append(time.perf_counter())
                 seen.set()
-        assert time.perf_counter() - started < 0.4
+        # The last three come at once: the end, the usage, [DONE].
+        assert min(after - before for before, after in pairwise(arrived[10:20])) < 0.04
         assert [undelayed(transport) for transport in transports(served)] == [True, True]
 
 

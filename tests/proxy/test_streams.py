@@ -44,7 +44,7 @@ async def stored(served: Served) -> int:
 
 
 async def until(event: asyncio.Event) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await event.wait()
 
 
@@ -141,7 +141,7 @@ async def test_an_answer_that_breaks_off_is_no_answer_to_who_waits_for_the_whole
 
 async def joined(served: Served, clients: int) -> None:
     """Returns once so many clients wait for the one flight in the air."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(len(flight._positions) for flight in served.gateway.parts.flights.values()) < clients:
             await asyncio.sleep(0)
 
