@@ -1,5 +1,5 @@
-"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit` and
-`routing.waiting`."""
+"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit`,
+`routing.turnover` and `routing.waiting`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.messages import Request
 from gateway.ports import Clock, Crowd
 from gateway.precedence import Priority, Shed
 from gateway.routing.limit import Limit
+from gateway.routing.turnover import Turnover
 from gateway.routing.waiting import KEPT, Ticket, Waiting
 
-HOLD_WEIGHT = 1 / 16  # of one answer in what is usual
 MAX_RETRY_AFTER_S = 60
 
 
@@ -61,9 +61,9 @@ class Gate:
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._waiting = Waiting()
-        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._turnover = Turnover()
+        self._turns: dict[Ticket, asyncio.Future[float]] = {}  # -> when it was given
         self._numbers = count()
-        self._hold_s: float | None = None  # how long a place is usually held
         self.inflight = 0
 
     @property
@@ -92,8 +92,8 @@ class Gate:
     def left(self, asked: float | None) -> None:
         """`asked`: None where the time says nothing of others."""
         if asked is not None:
-            held = self._clock.monotonic() - asked
-            self._hold_s = held if self._hold_s is None else self._hold_s + HOLD_WEIGHT * (held - self._hold_s)
+            now = self._clock.monotonic()
+            self._turnover.held(now - asked, now)
         self.inflight -= 1
         self._admit()
 
@@ -112,7 +112,9 @@ class Gate:
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(ticket.due - now):
-                await turn
+                given = await turn
+            now = self._clock.monotonic()
+            self._turnover.woke(now - given, now)
         except TimeoutError:
             if not _given(turn):  # or both happened at once
                 raise self._full(Shed.DEADLINE if deadline <= patience else Shed.WAITED) from None
@@ -127,8 +129,9 @@ class Gate:
 
     def _join(self, ticket: Ticket, deadline: float, now: float) -> None:
         """Raises `BackendFull` where it may not wait."""
-        limit = self._limit
-        room = self._waiting.room(limit.value, now, self._hold_s, ceiling=limit.ceiling, starting=limit.starting)
+        limit, turnover = self._limit, self._turnover
+        each_s, backends_s = turnover.each_s(limit.value), turnover.backends_s(limit.value)
+        room = self._waiting.room(limit.ceiling, now, turnover.hold_s, each_s, backends_s, starting=limit.starting)
         for gone in self._waiting.cut(KEPT * room, now):
             self._refuse(gone, Shed.STANDING)
         if now + self._after(self._waiting.ahead(ticket.priority, ticket.due)) >= deadline:
@@ -147,7 +150,8 @@ class Gate:
             turn = self._turns.pop(ticket, None)
             if turn is not None and not turn.done():
                 self.inflight += 1
-                turn.set_result(None)
+                self._turnover.given(self._waiting.since, now)
+                turn.set_result(now)
 
     def _refuse(self, ticket: Ticket, reason: Shed) -> None:
         turn = self._turns.pop(ticket, None)
@@ -156,7 +160,7 @@ class Gate:
 
     def _after(self, ahead: int) -> float:
         """Seconds until so many have had their turn and the next place is free."""
-        return (ahead + 1) * (self._hold_s or 0.0) / self._limit.value
+        return (ahead + 1) * self._turnover.each_s(self._limit.value)
 
     def _full(self, reason: Shed) -> BackendFull:
         drained = min(MAX_RETRY_AFTER_S, max(1, ceil(self._after(len(self._waiting)))))
@@ -180,5 +184,5 @@ def _deadline(request: Request) -> float:
     return min(due, default=float("inf"))
 
 
-def _given(turn: asyncio.Future[None]) -> bool:
+def _given(turn: asyncio.Future[float]) -> bool:
     return turn.done() and not turn.cancelled() and turn.exception() is None

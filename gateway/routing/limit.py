@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from math import exp, log, sqrt
 
-FLOOR = 2
+FLOOR = 3  # Envoy's min_concurrency; Netflix' is 20, which for a model that writes two answers at once is a queue
 INITIAL_SHARE, INITIAL = 0.25, 8  # of the ceiling, and no fewer: doubled from there while answers get no slower
 TOLERANCE = 1.25  # Envoy's buffer of 25 %
 SMOOTHING = 0.5
+CERTAIN, SIGNS = 2.0, 2  # standard errors beyond the tolerance, windows in a row, that end the growth from the start
 MIN_SAMPLES = 48  # a geometric mean of so many is within 15 % two times of three at a lognormal spread (sigma) of 1
 START_SAMPLES = 16  # of a window while it doubles: a wrong end of that costs a slower growth, and no answer
 PROBE_EVERY, PROBE_SHARE = 24, 0.7  # windows; costs 1 % of the throughput at worst
@@ -39,7 +40,7 @@ FALLS, RISES = (
 HELPED = 0.7  # between 1/2, what half the calls take if they queued, and 1, if they did not
 PROBE_HELPED = 0.84  # likewise between `PROBE_SHARE` and 1
 DROPPED = 0.9  # of the limit is left when a backend says itself that it is overloaded: Netflix's backoffRatio
-MIN_SECONDS = 1e-4  # what is faster is not told apart: the loop's own noise
+MIN_SECONDS = 0.02  # what is faster is not told apart: nobody notices it, and a busy event loop takes as long
 
 
 class Limit:
@@ -51,7 +52,8 @@ class Limit:
         self._floor = min(FLOOR, ceiling)
         initial = max(INITIAL, ceiling * INITIAL_SHARE) if adaptive else ceiling
         self._limit = float(min(ceiling, initial))
-        self._starting = True  # until the first sign of load
+        self._starting = True  # until there are signs of load
+        self._signs = 0  # windows in a row that have one
         self._baselines: dict[Hashable, float] = {}  # kind -> log of seconds
         self._before_cuts: tuple[float, float] | None = None  # limit and log of r when cuts began
         self._probing_from: tuple[float, float] | None = None  # likewise when a probe began
@@ -70,7 +72,9 @@ class Limit:
     def _open(self, now: float) -> None:
         """A window of answers that are asked for from now on: earlier ones met another limit."""
         self._opened = now
-        self._logs: dict[Hashable, list[float]] = {}  # kind -> how many, sum of the logs of their seconds
+        self._logs: dict[
+            Hashable, list[float]
+        ] = {}  # kind -> how many, sums of the logs of their seconds and of their squares
         self._count = 0
         self._peak = 0
         self._dropped = False
@@ -82,9 +86,11 @@ class Limit:
         if not self._adaptive or asked < self._opened:
             return
         self._peak = max(self._peak, inflight)
-        sums = self._logs.setdefault(kind, [0, 0.0])
+        took = log(max(MIN_SECONDS, now - asked))
+        sums = self._logs.setdefault(kind, [0, 0.0, 0.0])
         sums[0] += 1
-        sums[1] += log(max(MIN_SECONDS, now - asked))
+        sums[1] += took
+        sums[2] += took * took
         self._count += 1
         # Twice the limit: those that end first are the fast ones.
         if self._count >= (max(START_SAMPLES, self._limit) if self.starting else max(MIN_SAMPLES, 2 * self._limit)):
@@ -114,12 +120,17 @@ class Limit:
 
     def _slower(self) -> float | None:
         """Log of how many times longer than their baselines this window's answers took; None: no kind has one yet."""
-        known = [(n, total - n * self._baselines[k]) for k, (n, total) in self._logs.items() if k in self._baselines]
+        known = [(n, total - n * self._baselines[k]) for k, (n, total, _) in self._logs.items() if k in self._baselines]
         count = sum(n for n, _ in known)
         return sum(total for _, total in known) / count if count else None
 
+    def _chance(self) -> float:
+        """The standard error of `_slower`, as far as this window's own spread makes it."""
+        spread = sum(squares - total * total / n for n, total, squares in self._logs.values())
+        return sqrt(max(0.0, spread)) / self._count
+
     def _learn(self, reached: bool) -> None:
-        for kind, (n, total) in self._logs.items():
+        for kind, (n, total, _) in self._logs.items():
             mean = total / n
             known = self._baselines.setdefault(kind, mean)
             if mean < known:
@@ -140,7 +151,7 @@ class Limit:
         return True
 
     def _rebase(self) -> None:
-        for kind, (n, total) in self._logs.items():
+        for kind, (n, total, _) in self._logs.items():
             self._baselines[kind] = total / n
 
     def _end_probe(self, limit: float, was: float, slower: float) -> None:
@@ -148,13 +159,12 @@ class Limit:
         if slower > was + log(PROBE_HELPED):
             self._limit, self._until_probe = limit, PROBE_EVERY
         else:
-            for kind, (n, total) in self._logs.items():
+            for kind, (n, total, _) in self._logs.items():
                 self._baselines[kind] = min(self._baselines[kind], total / n)
             self._until_probe = 1
 
     def _adjust(self, slower: float) -> None:
-        if self._starting and slower < log(TOLERANCE) and self._limit < self.ceiling:
-            self._set(2 * self._limit)
+        if self.starting and not self._signs_of_load(slower):
             return
         self._starting = False
         gradient = min(1.0, max(0.5, TOLERANCE / exp(slower)))
@@ -171,6 +181,15 @@ class Limit:
             self._before_cuts = None
             self._probing_from = self._limit, slower
             self._set(self._limit * PROBE_SHARE)
+
+    def _signs_of_load(self, slower: float) -> bool:
+        """While it grows from its start: what chance explains is none, and one window alone may be a stall."""
+        if slower < log(TOLERANCE) + CERTAIN * self._chance():
+            self._signs = 0
+            self._set(2 * self._limit)
+        else:
+            self._signs += 1
+        return self._signs >= SIGNS
 
     def _set(self, limit: float) -> None:
         self._limit = min(float(self.ceiling), max(float(self._floor), limit))

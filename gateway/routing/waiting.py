@@ -4,11 +4,13 @@ The order: classes of priority, within a class the earliest due (`due` is the re
 the end of what the gateway lets it wait, so that nobody is overtaken for ever). Every `YIELD_EVERY`th place goes to a
 class that waits behind the first, by turns, and every class may hold `RESERVE` of the room: nobody is starved.
 
-The room: `PER_PLACE` for each place, as long as it is a burst. A queue that has not got empty for as long as an answer
-takes is no burst but overload, and waiting in it buys nothing: then there is room for `STANDING_PER_PLACE`, and `KEPT`
-times that for those who wait already (the idea of CoDel, as Facebook has it in its servers: Maurer, "Fail at Scale",
-ACM Queue 13(8), 2015). Who would wait less than `UNNOTICED_S` is no reason to refuse anybody, as in CoDel's target: of
-fast answers more may wait. Nor is a queue before a limit that is still growing from its start overload.
+The room: as many as have their turn within `BURST_HOLDS` times what an answer takes, as long as it is a burst. A
+queue that has not got empty for as long as an answer takes is no burst but overload, and waiting in it buys nothing:
+then it is `STANDING_HOLDS` times that, and `KEPT` times that for those who wait already (the idea of CoDel, as Facebook
+has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than `UNNOTICED_S` is no
+reason to refuse anybody, as in CoDel's target: clients that each ask again when they are answered keep a queue that
+never gets empty, and of fast answers nobody minds. Nor is a queue before a limit that is still growing from its start
+overload, nor one that the event loop makes, and not the backend.
 
 Who goes where there is no room: the last of the lowest class that holds more than its reserve, if the newcomer is of a
 higher one, or its own holds less than its reserve; else the last of the tenant that waits most often in the newcomer's
@@ -24,12 +26,16 @@ from operator import attrgetter
 
 from gateway.precedence import Priority, Shed
 
-PER_PLACE = 4  # of a burst nobody waits longer than four answers take
-STANDING_PER_PLACE = 0.5
+BURST_HOLDS = 4.0  # how long one of a burst waits at most, in times of what an answer takes
+STANDING_HOLDS = 0.5  # likewise in a queue that stands
 KEPT = 3  # with 1, 1.8 % of those refused at three times the capacity had waited (make bench-overload)
 AT_LEAST = 4  # may wait in any case: with few places a share of them is nobody
+MOST = 4096  # may wait, however fast the answers are: some 4 MB
+STARTING_PER_PLACE = 4  # of the ceiling: may wait in any case, while the limit says nothing yet
+UNKNOWN_PER_PLACE = 16  # of the ceiling, before the first answer: at 64 as many as `server.max_inflight` lets in
 UNNOTICED_S = 0.2  # half of what the answers of `make bench-overload` take: there it changes nothing
 STANDING_S = 0.1  # no queue younger than this is a standing one, however fast the answers are: Maurer's N
+LOOP_S = 3.0  # of a queue that the event loop makes: what 1,000 clients wait where it manages 350 requests a second
 RESERVE = 1 / 8  # with three classes and room for `AT_LEAST`, one class always holds more
 YIELD_EVERY = 8
 
@@ -49,26 +55,38 @@ class Waiting:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
         self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
         self._since = self._emptied = -inf  # when somebody came to a queue that was at rest; when it last got empty
+        self.since = -inf  # since when somebody has been waiting, without a pause
         self._given = 0  # places to somebody while another class waited
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
-    def room(self, places: int, now: float, hold_s: float | None, *, ceiling: int = 0, starting: bool = False) -> int:
-        """How many may wait for `places`, each held for `hold_s` seconds as a rule; None: not known yet. To be asked
-        for each newcomer. What was empty for a moment, because many places came free at once, is no new burst.
-        `ceiling`: how many places there may be at most; `starting`: their number says nothing yet."""
+    def room(
+        self,
+        ceiling: int,
+        now: float,
+        hold_s: float | None,
+        each_s: float,
+        backends_s: float | None = None,
+        *,
+        starting: bool = False,
+    ) -> int:
+        """How many may wait. To be asked for each newcomer. What was empty for a moment, because many places came free
+        at once, is no new burst. `ceiling`: how many places there may be at most, `starting`: their number says nothing
+        yet; `hold_s`: how long one is held as a rule, None: not known yet; `each_s`: from one that comes free to the
+        next, `backends_s`: as far as the backend decides that, all of it unless said."""
         interval = max(STANDING_S, hold_s or 0.0)
-        if not len(self) and now - self._emptied > interval:
-            self._since = now
-        most = max(places, ceiling) * PER_PLACE
-        if hold_s is None or starting:
-            return max(AT_LEAST, most)
-        unnoticed = UNNOTICED_S / max(
-            hold_s, UNNOTICED_S / most
-        )  # answers in one place that nobody notices waiting for
-        per_place = STANDING_PER_PLACE if now - self._since > interval else PER_PLACE
-        return max(AT_LEAST, min(most, int(places * max(per_place, unnoticed))))
+        if not len(self):
+            self.since = now
+            if now - self._emptied > interval:
+                self._since = now
+        if hold_s is None:
+            return max(AT_LEAST, ceiling * UNKNOWN_PER_PLACE)
+        holds = STANDING_HOLDS if now - self._since > interval else BURST_HOLDS
+        bearable_s = max(UNNOTICED_S, holds * hold_s)
+        room = _within(bearable_s, each_s if backends_s is None else backends_s)
+        room = min(room, _within(max(bearable_s, LOOP_S), each_s))
+        return max(AT_LEAST, room, ceiling * STARTING_PER_PLACE if starting else 0)
 
     def ahead(self, priority: Priority, due: float = inf) -> int:
         """How many would have their turn before such a newcomer."""
@@ -166,3 +184,7 @@ class Waiting:
         tenants = self._tenants[priority]
         busiest = max(tenants, key=tenants.__getitem__, default="")
         return busiest, tenants.get(busiest, 0)
+
+
+def _within(seconds: float, each_s: float) -> int:
+    return int(seconds / each_s) if each_s * MOST > seconds else MOST

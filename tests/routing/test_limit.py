@@ -150,3 +150,36 @@ def test_a_backend_that_refuses_is_sent_a_tenth_less_once_a_window() -> None:
     limit.dropped(1.0)
     limit.dropped(1.0)
     assert limit.value == 22
+
+
+def told(limit: Limit, now: float, seconds: list[float]) -> float:
+    """A window in which the limit is reached. -> its end."""
+    for took in seconds:
+        limit.answered("chat", now, now + took, limit.value)
+    return now + max(seconds)
+
+
+def test_the_growth_from_the_start_is_not_ended_by_one_stall() -> None:
+    limit = Limit(256, adaptive=True)
+    now = told(limit, 0.0, [0.1] * 64)
+    now = told(limit, now, [0.1] * 64)
+    assert (limit.value, limit.starting) == (128, True)
+    now = told(limit, now, [0.4] * 128)
+    assert (limit.value, limit.starting) == (128, True), "once"
+    told(limit, now, [0.4] * 128)
+    assert not limit.starting, "twice"
+
+
+def test_nor_by_what_chance_explains() -> None:
+    limit, rng = Limit(256, adaptive=True), random.Random(3)
+    draw, now = lognormal(0.5, 1.0), 0.0
+    while limit.value < 256:
+        now = told(limit, now, [draw(rng) for _ in range(limit.value)])
+        assert limit.value == 256 or limit.starting
+
+
+def test_nobody_is_sent_less_for_milliseconds() -> None:
+    limit, now = Limit(64, adaptive=True), 0.0
+    for took in [0.001, 0.02] * 10:
+        now = told(limit, now, [took] * 64)
+    assert limit.value == 64

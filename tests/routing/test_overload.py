@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.adapters.gate import Gate
 from gateway.explaining.explanation import request_of
 from gateway.precedence import Shed
-from gateway.routing.waiting import PER_PLACE
+from gateway.routing.waiting import BURST_HOLDS, UNKNOWN_PER_PLACE
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of
@@ -22,7 +22,7 @@ from tests.fixtures.waiting import until
 pytestmark = pytest.mark.timeout(30)
 
 LIMIT = 2
-ROOM = LIMIT * PER_PLACE
+ROOM = LIMIT * UNKNOWN_PER_PLACE
 RAISING = BOTH_CACHES.replace("{backend: main}", "{backend: main, client_priority: on}")
 HARD = "Prove step by step why the algorithm terminates, and derive its complexity in detail with all constants."
 
@@ -113,8 +113,13 @@ async def test_a_priority_that_is_none_is_refused(served: Served) -> None:
 async def test_a_full_queue_refuses_at_once_with_retry_after_and_hits_go_on(upstream: Upstream, tmp_path: Path) -> None:
     clock = FakeClock()  # that stands: however long the filling takes on this machine, it is a burst
     async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES, clock=clock) as served:
-        await served.chat("known")
-        tasks = await filled(served, upstream, waiting=ROOM)
+        upstream.gate.clear()
+        known = ask(served, "known")
+        await until(lambda: len(upstream.chats) == 1)
+        clock.advance(1.0)  # so long an answer takes
+        upstream.gate.set()
+        await known
+        tasks = await filled(served, upstream, waiting=LIMIT * int(BURST_HOLDS))
         refused = await served.chat("one too many")
         assert refused.status == 503
         assert int(refused.headers["Retry-After"]) >= 1

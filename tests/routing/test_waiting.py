@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.precedence import Priority, Shed
-from gateway.routing.waiting import AT_LEAST, PER_PLACE, YIELD_EVERY, Ticket, Waiting
+from gateway.routing.waiting import (
+    AT_LEAST,
+    BURST_HOLDS,
+    LOOP_S,
+    MOST,
+    STARTING_PER_PLACE,
+    UNKNOWN_PER_PLACE,
+    UNNOTICED_S,
+    YIELD_EVERY,
+    Ticket,
+    Waiting,
+)
 
 HIGH, NORMAL, LOW = Priority
 
@@ -120,19 +131,21 @@ def test_who_is_due_is_taken_out() -> None:
 
 
 def test_a_queue_that_does_not_get_empty_is_cut() -> None:
+    """Twenty places, each held for a second."""
     waiting = Waiting()
-    assert waiting.room(20, 0.0, 1.0) == 20 * PER_PLACE
+    burst, each_s = int(20 * BURST_HOLDS), 1 / 20
+    assert waiting.room(64, 0.0, 1.0, each_s) == burst
     for number in range(40):
-        assert waiting.room(20, 10.0, 1.0) == 20 * PER_PLACE
+        assert waiting.room(64, 10.0, 1.0, each_s) == burst
         waiting.offer(Ticket(NORMAL, math.inf, number), 80, 10.0)
-    assert waiting.room(20, 11.0, 1.0) == 20 * PER_PLACE, "a burst, for as long as an answer takes"
-    assert waiting.room(20, 11.5, None) == 20 * PER_PLACE, "nobody knows how long that is"
-    assert waiting.room(20, 11.5, 1.0) == 10
+    assert waiting.room(64, 11.0, 1.0, each_s) == burst, "for as long as an answer takes"
+    assert waiting.room(64, 11.5, None, 0.0) == 64 * UNKNOWN_PER_PLACE, "nobody knows how long that is"
+    assert waiting.room(64, 11.5, 1.0, each_s) == 10
     assert [ticket.number for ticket in waiting.cut(10, 11.5)] == list(range(39, 9, -1)), "who came last goes first"
     while waiting.take(12.0):
         pass
-    assert waiting.room(20, 12.5, 1.0) == 10, "empty for a moment: no new burst"
-    assert waiting.room(20, 13.5, 1.0) == 20 * PER_PLACE, "it was at rest"
+    assert waiting.room(64, 12.5, 1.0, each_s) == 10, "empty for a moment: no new burst"
+    assert waiting.room(64, 13.5, 1.0, each_s) == burst, "it was at rest"
 
 
 @pytest.mark.parametrize(
@@ -150,16 +163,24 @@ def test_who_has_left_is_not_taken() -> None:
     assert taken(waiting) == [1]
 
 
-def test_nobody_is_refused_for_a_wait_that_nobody_notices() -> None:
-    """The limit of a backend that answers in a millisecond may be low: its queue is, too, in time."""
+@given(hold_s=st.floats(1e-4, 100), places=st.integers(1, 1000), now=st.floats(0, 1e6))
+def test_nobody_is_refused_for_a_wait_that_nobody_notices(hold_s: float, places: int, now: float) -> None:
+    """However low the limit is, and however long the queue has been there."""
     waiting = Waiting()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
-    assert waiting.room(16, 10.0, 0.001, ceiling=64) == 64 * PER_PLACE, "standing for long, and at an end in 16 ms"
-    assert waiting.room(16, 10.0, 0.04, ceiling=64) == 80, "those who wait no longer than 200 ms"
-    assert waiting.room(16, 10.0, 1.0, ceiling=64) == 8
+    each_s = hold_s / places
+    assert waiting.room(64, now, hold_s, each_s) >= min(MOST, UNNOTICED_S / each_s - 1)
+
+
+def test_a_queue_before_an_event_loop_that_is_short_is_not_the_backends_overload() -> None:
+    waiting = Waiting()
+    waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
+    assert waiting.room(64, 100.0, 0.1, 0.002) == 100
+    assert waiting.room(64, 100.0, 0.1, 0.002, 0.0) == LOOP_S / 0.002, "for a time"
 
 
 def test_a_limit_that_is_still_growing_is_no_sign_of_overload() -> None:
     waiting = Waiting()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
-    assert waiting.room(16, 100.0, 1.0, ceiling=64, starting=True) == 64 * PER_PLACE
+    assert waiting.room(64, 100.0, 1.0, 1 / 16) == 8
+    assert waiting.room(64, 100.0, 1.0, 1 / 16, starting=True) == 64 * STARTING_PER_PLACE
