@@ -1,0 +1,95 @@
+"""What clients ask, as far as the gateway understands it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gateway.messages.entries import Embedding
+from gateway.messages.provenance import Bypass
+from gateway.precedence import Priority
+
+if TYPE_CHECKING:
+    from gateway.flights.gathering import Gathering
+    from gateway.observing.trace import Trace
+    from gateway.ports import Batch, BodySource, Dialect
+
+
+STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, Bypass.CONVERSATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as its dialect understands it."""
+
+    dialect: Dialect
+    operation: str  # "chat.completions", "completions", "embeddings", ...
+    body: Mapping[str, Any]
+    model: str  # as the client named it
+    stream: bool
+    canonical: bytes  # canonical JSON of everything that decides the answer: what the fingerprint is made of
+    context: bytes  # canonical JSON of everything but the question: what the scope is made of
+    question: str | None  # the text matched by similarity; None: no semantic lookup
+    no_question: Bypass | None  # why there is none
+    prompt: str  # the text that complexity is judged on, and what text-only backends are sent
+    max_tokens: int | None
+    user: str | None  # the end user that the body names
+    questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
+    uncached: Bypass | None = None  # why its answer is neither kept nor looked for
+    stored: bool = False  # the backend keeps the answer under its id: two runs leave two
+    batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
+
+    # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
+    # whole body or one event's data; None where the protocol repeats nothing.
+    own: Callable[[bytes], bytes] | None = None
+
+    @property
+    def stateful(self) -> bool:
+        """It changes something where it is answered: sent twice, it would not be the same."""
+        return self.uncached in STATEFUL
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDirectives:
+    """Cache-Control of a request (RFC 9111 section 5.2.1), as far as this gateway heeds it."""
+
+    no_store: bool = False
+    no_cache: bool = False
+    only_if_cached: bool = False
+    max_age_s: float | None = None
+    min_fresh_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    method: str
+    path: str  # as sent, still percent-encoded, without the query
+    query: str  # as sent, without "?"
+    headers: Mapping[str, str]  # case-insensitive multi-mapping
+    source: BodySource  # where the body comes from
+    received: float  # monotonic clock, seconds
+    trace: Trace
+    body: bytes = b""  # read where a dialect claims the path; what nobody claims streams from `source`
+    call: Call | None = None  # None: no dialect knows the path
+    route: str = ""
+    directives: CacheDirectives = CacheDirectives()
+    scope: str = ""  # hex SHA-256: who and what may share
+    fingerprint: str = ""  # hex SHA-256: the exact key
+    embedding: Embedding | None = None
+    deadline: float | None = None  # monotonic clock: when the whole answer is due
+    ttft_deadline: float | None = None  # monotonic clock: when its first token is due
+    tpot_s: float | None = None  # seconds an output token may take
+    stale_at_hand: bool = False  # a stored answer past its time may be served where no backend answers
+    gathering: Gathering | None = None  # of a part of a call: where the parts that no cache has come together
+    priority: Priority = Priority.NORMAL  # where there is not room for all
+    lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
+    light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
+    metered: bool = False  # what it costs is counted: the backend is to tell
+    patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
+    unasked: bool = False  # the gateway's own check of an answer: no client asked for it
+
+    @property
+    def tenant(self) -> str:
+        return self.trace.tenant
