@@ -106,7 +106,7 @@ class Gate:
 
     async def _wait(self, request: Request) -> None:
         now = self._clock.monotonic()
-        patience, deadline = now + self._max_wait_s, _deadline(request)
+        patience, deadline = now + self._max_wait_s, request.due
         ticket = Ticket(request.priority, min(patience, deadline), next(self._numbers), request.tenant)
         self._join(ticket, deadline, now)
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
@@ -177,11 +177,6 @@ _SAID: dict[Shed, str] = {
     Shed.DEADLINE: "there is no place before the answer is due",
     Shed.WAITED: "no place became free in time",
 }
-
-
-def _deadline(request: Request) -> float:
-    due = [deadline for deadline in (request.deadline, request.ttft_deadline) if deadline is not None]
-    return min(due, default=float("inf"))
 
 
 def _given(turn: asyncio.Future[float]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backends.lane import Lane, asked_of
-from gateway.backends.outcomes import Outcome, again, due, let_go
+from gateway.backends.outcomes import Outcome, again, let_go
 from gateway.messages import Request
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
@@ -49,7 +49,7 @@ class Hedging:
         if self._rules is None or asked is None or not hedgeable(request.call, unasked=request.unasked):
             return None
         self._budget.asked()
-        now, until = self._clock.monotonic(), due(request)
+        now, until = self._clock.monotonic(), request.due
         predicted = lane.predict(asked, now, self._rules.after)
         others = () if math.isinf(until) else (other.predict(asked, now, 0.5) for other in self._lanes if other != lane)
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))

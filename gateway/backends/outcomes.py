@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, Unfit
 from gateway.messages import Request, Response
@@ -51,12 +49,6 @@ def cost_nothing(outcome: Outcome) -> bool:
     """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
     asked once in this way."""
     return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
-
-
-def due(request: Request) -> float:
-    """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
-    dues = [at for at in (request.deadline, request.ttft_deadline) if at is not None]
-    return min(dues, default=math.inf)
 
 
 def final(outcome: Outcome) -> Response:

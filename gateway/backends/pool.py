@@ -13,7 +13,7 @@ from typing import Any
 from gateway.backends.hedging import Asked as AskedOf
 from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane
-from gateway.backends.outcomes import Outcome, again, cost_nothing, due, failed, final, let_go, repeatable
+from gateway.backends.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
 from gateway.errors import BackendError, GivenUp, RateLimited
 from gateway.messages import Request, Response
 from gateway.observing.telemetry import Telemetry
@@ -237,7 +237,7 @@ class Pool:
         """How long to wait before the next attempt; None: there is none."""
         if retries + 1 >= self._rules.attempts:
             return None
-        now, until = self._clock.monotonic(), due(request)
+        now, until = self._clock.monotonic(), request.due
         pause_s = 0.0 if isinstance(outcome, GivenUp) else backoff_s(retries, self._draw())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
@@ -250,7 +250,7 @@ class Pool:
 
     def _patience_s(self, request: Request, tried: Collection[Lane], retries: int) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
-        now, until = self._clock.monotonic(), due(request)
+        now, until = self._clock.monotonic(), request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
         if not repeatable(request) or not self._budget.left(now):

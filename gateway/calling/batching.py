@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,8 +115,7 @@ class Batching:
             self._leave(form)
 
     def _hurries(self, request: Request) -> bool:
-        deadlines = [at for at in (request.deadline, request.ttft_deadline) if at is not None]
-        return bool(deadlines) and min(deadlines) - self._clock.monotonic() < HURRY * self._rule.max_wait
+        return request.due - self._clock.monotonic() < HURRY * self._rule.max_wait
 
     def _leave(self, form: bytes) -> None:
         batch = self._forming.pop(form)
@@ -201,11 +201,15 @@ class Batching:
 
 def _request(members: Sequence[_Member]) -> Request:
     """The first one's, until the last one is due."""
-    deadlines = [member.request.deadline for member in members]
-    firsts = [member.request.ttft_deadline for member in members]
     return replace(
         members[0].request,
         call=joined([member.call for member in members]),
-        deadline=None if None in deadlines else max(at for at in deadlines if at is not None),
-        ttft_deadline=None if None in firsts else max(at for at in firsts if at is not None),
+        deadline=_last(member.request.deadline for member in members),
+        ttft_deadline=_last(member.request.ttft_deadline for member in members),
     )
+
+
+def _last(deadlines: Iterable[float | None]) -> float | None:
+    """None, which is later than any time, where one of them is."""
+    latest = max(math.inf if at is None else at for at in deadlines)
+    return None if latest == math.inf else latest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,3 +94,8 @@ class Request:
     @property
     def tenant(self) -> str:
         return self.trace.tenant
+
+    @property
+    def due(self) -> float:
+        """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
+        return min((at for at in (self.deadline, self.ttft_deadline) if at is not None), default=math.inf)

@@ -65,6 +65,4 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
 
 def patience_s(request: Request, now: float) -> float:
     """How long a request may wait for somebody else's call. `now`: monotonic clock."""
-    due = [deadline for deadline in (request.deadline, request.ttft_deadline) if deadline is not None]
-    left = min(due, default=float("inf")) - now
-    return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * left))
+    return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * (request.due - now)))
