@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from gateway.bodies import close_body
 from gateway.calling.asking import Answered, Asking
-from gateway.calling.held import Held
 from gateway.calling.trials import Trials, Tried
 from gateway.errors import BackendError
+from gateway.held import Held
 from gateway.messages import Choice, Request
 from gateway.observing.telemetry import Telemetry
 from gateway.routing.choice import Decision

@@ -12,8 +12,8 @@ from gateway.cache.answers import comparable, compare, same_text
 from gateway.cache.control.wrong_hits import Label
 from gateway.calling.asking import Asking
 from gateway.calling.grader import Grader
-from gateway.calling.held import Held, held
 from gateway.errors import EmbedderUnavailable, Refused, StreamBroken
+from gateway.held import Held, held
 from gateway.messages import Admission, Call, Request, Usage
 from gateway.policy.targets import Cascade as Rule
 from gateway.ports import Embedder

@@ -3,19 +3,17 @@ have said is seen before anybody is served it. Nobody is billed for it, and noth
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gateway.backends.pool import Pool
-from gateway.background import Background
 from gateway.bodies import Guarded
-from gateway.cache.caps import Caps
 from gateway.cache.control.wrong_hits import Label
-from gateway.calling.held import held
+from gateway.cache.price import Price
 from gateway.errors import BackendFull, Refused, StreamBroken
+from gateway.held import held
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Audit
@@ -23,12 +21,9 @@ from gateway.policy.targets import Shadow
 from gateway.ports import Clock
 from gateway.precedence import Priority
 from gateway.quality.comparisons import Comparisons
-
-if TYPE_CHECKING:
-    from gateway.stages.admit import Price
+from gateway.quality.extra_calls import ExtraCalls
 
 LOG = logging.getLogger("nearhit.shadow")
-MAX_AT_ONCE, MAX_WAITING = 4, 16  # as `gateway.quality.audits`
 MAX_BYTES = 1024 * 1024  # of each of the two answers; what is longer is not compared
 OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "undecided"}
 
@@ -42,7 +37,7 @@ class _Copy:
 
 
 class Shadows:
-    """`draw`: numbers in [0, 1). What an hour has seen is kept by route: a reload of the policy forgets nothing."""
+    """`draw`: numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -57,13 +52,11 @@ class Shadows:
         self._telemetry = telemetry
         self._clock = clock
         self._draw = draw
-        self._background = Background(MAX_AT_ONCE + MAX_WAITING)
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
-        self._caps: dict[str, Caps] = {}
+        self._calls = ExtraCalls(clock)
 
     def __len__(self) -> int:
         """How many wait or are under way."""
-        return len(self._background)
+        return len(self._calls)
 
     def watched(self, request: Request, response: Response, rule: Shadow, comparisons: Comparisons) -> Response:
         """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
@@ -82,7 +75,7 @@ class Shadows:
         return response
 
     async def close(self) -> None:
-        await self._background.close()
+        await self._calls.close()
 
     async def _copied(self, copy: _Copy, body: EventStream) -> AsyncGenerator[Event, None]:
         payload: list[bytes] = []
@@ -97,17 +90,15 @@ class Shadows:
 
     def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
         request, call, rule = copy.request, copy.call, copy.rule
-        caps = self._caps.setdefault(request.route, Caps())
-        if not caps.take(Audit(rule.share, rule.per_hour), 0.0, self._clock.monotonic()):
-            self._telemetry.shadow.add(request.route, "dropped")
-            return
-        served = call.dialect.answer_text(call, payload, streamed)
-        if not self._background.start(request.id, self._asked(copy, served)):
-            caps.give_back(0.0)
+
+        def asked() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
+            return self._asked(copy, call.dialect.answer_text(call, payload, streamed))
+
+        if self._calls.begin(request.id, request.route, Audit(rule.share, rule.per_hour), 0.0, asked) is not None:
             self._telemetry.shadow.add(request.route, "dropped")
 
     async def _asked(self, copy: _Copy, served: str | None) -> None:
-        async with self._places:
+        async with self._calls.places:
             outcome = await self._outcome(copy, served)
         self._telemetry.shadow.add(copy.request.route, outcome)
 
@@ -116,16 +107,7 @@ class Shadows:
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
-        again = replace(
-            request,
-            trace=request.trace.apart(),
-            deadline=None,  # nobody waits
-            ttft_deadline=None,
-            tpot_s=None,
-            priority=Priority.LOW,
-            lease=0,
-            unasked=True,
-        )
+        again = replace(request.apart(), priority=Priority.LOW)
         try:
             answer = await held(await pool.call(again), MAX_BYTES)
         except BackendFull:

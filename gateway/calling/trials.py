@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from gateway.calling.asking import Asking
 from gateway.calling.checks import Checked, Checks, Sample, apart
-from gateway.calling.held import Held, held
 from gateway.dialects.odds import TokenOdds, odds_of
 from gateway.errors import BadRequest, Refused, StreamBroken
+from gateway.held import Held, held
 from gateway.messages import Admission, Call, Request, Usage
 from gateway.policy.targets import Cascade as Rule
 from gateway.ports import Inspection

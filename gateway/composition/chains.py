@@ -14,6 +14,7 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.frequency import Frequency
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
+from gateway.cache.price import Price
 from gateway.cache.served import ServedHits
 from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
@@ -37,7 +38,7 @@ from gateway.quality.judge import Judge
 from gateway.quality.learning import Learning, Shelf
 from gateway.quality.light_audits import LightAudits
 from gateway.spaces import Space, Spaces
-from gateway.stages.admit import Admit, Price
+from gateway.stages.admit import Admit
 from gateway.stages.alike import Alike
 from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit

@@ -15,6 +15,7 @@ from gateway.backends.pool import Pool
 from gateway.background import run_within
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.price import Price
 from gateway.composition.parts import Stores, build_complexity, build_embedder, build_verifier
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
@@ -28,7 +29,6 @@ from gateway.quality.judge import Judge
 from gateway.quality.labels import Labels
 from gateway.quality.learning import Learning
 from gateway.spaces import Newcomers, Space, Spaces
-from gateway.stages.admit import Price
 from gateway.traffic.recorder import Recorder
 from gateway.upkeep.checkpoints import FILE, checkpoints_of, file_of_former, forget_former
 

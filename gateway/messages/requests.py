@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.messages.entries import Embedding
@@ -99,3 +99,16 @@ class Request:
     def due(self) -> float:
         """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
         return min((at for at in (self.deadline, self.ttft_deadline) if at is not None), default=math.inf)
+
+    def apart(self) -> Request:
+        """The same, asked once more by the gateway itself: nobody waits, so no budget is to choose the model; and what
+        comes of it is not what a lease was taken for."""
+        return replace(
+            self,
+            trace=self.trace.apart(),
+            deadline=None,
+            ttft_deadline=None,
+            tpot_s=None,
+            lease=0,
+            unasked=True,
+        )

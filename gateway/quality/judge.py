@@ -6,18 +6,15 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gateway.backends.pool import Pool
 from gateway.bodies import close_body
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judging import MAX_TOKENS, judge_prompt, verdict_of
+from gateway.cache.price import Price
 from gateway.dialects.openai import CHAT, OpenAI, chat_body
 from gateway.errors import Refused
 from gateway.messages import CacheDirectives, Entry, Request, Whole
-
-if TYPE_CHECKING:
-    from gateway.stages.admit import Price
 
 LOG = logging.getLogger("nearhit.quality")
 Verdict = tuple[Label, float]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.bodies import Guarded
 from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
+from gateway.cache.price import Price
 from gateway.errors import StoreUnavailable
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import (
@@ -33,17 +34,6 @@ from gateway.ports import Clock, Inspection, NearStore, VectorIndex
 
 LOG = logging.getLogger("nearhit.store")
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """US dollars per million tokens."""
-
-    input_per_million: float = 0.0
-    output_per_million: float = 0.0
-
-    def of(self, input_tokens: int, output_tokens: int) -> float:
-        return (input_tokens * self.input_per_million + output_tokens * self.output_per_million) / 1e6
 
 
 class Admit:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.bodies import Guarded, with_end
+from gateway.cache.price import Price
 from gateway.calling.quotas import Grant, Quotas
 from gateway.credentials import key_of
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
@@ -32,7 +33,6 @@ from gateway.routing.limiting import (
     with_headers,
 )
 from gateway.routing.quota import MICROS
-from gateway.stages.admit import Price
 
 LOG = logging.getLogger("nearhit.limits")
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted

@@ -20,8 +20,8 @@ from gateway.messages import Embedding, Refusal, Request
 from gateway.observing.access_log import AccessLog
 from gateway.observing.trace import Trace
 from gateway.ports import Acceptance
-from gateway.quality.audits import MAX_AT_ONCE, MAX_WAITING
 from gateway.quality.comparisons import Comparisons
+from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING
 from gateway.quality.learning import Learning
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, judged_of, vector_of

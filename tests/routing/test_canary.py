@@ -12,7 +12,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from gateway.backends.lane import COOLDOWN_S, FAILURES
-from gateway.calling.shadows import MAX_AT_ONCE, MAX_WAITING
+from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.several import behind, counted, policy_of
 from tests.fixtures.upstream import completion
