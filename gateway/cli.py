@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +17,9 @@ import uvloop
 
 from gateway.adapters.child import ChildFailed
 from gateway.admin.explain import Pair
-from gateway.commands.admin_client import place_of
+from gateway.commands.asking import FAULT, GOOD, Run, place_given
 from gateway.commands.audit import register as register_audit
-from gateway.commands.cache import register
+from gateway.commands.cache import register as register_cache
 from gateway.commands.completion import register as register_completion
 from gateway.commands.doctor.command import register as register_doctor
 from gateway.commands.explain import explain, explain_by_gateway
@@ -43,7 +43,7 @@ from gateway.policy_life.expectations import disappointments
 from gateway.written.faults import ConfigInvalid
 from gateway.written.units import Address, parse_address
 
-GOOD, FAULT, USAGE = 0, 1, 2
+USAGE = 2
 # What may go wrong for an operator, each with one clear sentence as its text.
 EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, Refused)
 
@@ -51,7 +51,7 @@ EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, D
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    command: Callable[[argparse.Namespace], int] | None = getattr(arguments, "command", None)
+    command: Run | None = getattr(arguments, "command", None)
     if command is None:
         parser.print_help(sys.stderr)
         return USAGE
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     shared.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[shared], help=text, description=text)
         command.set_defaults(command=run)
         return command
@@ -114,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     explained.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
 
-    register(commands, shared)
+    register_cache(commands, shared)
     register_jobs(commands, shared)
     register_policy(commands, shared)
     register_audit(commands, shared)
@@ -163,7 +163,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 def run_check(arguments: argparse.Namespace) -> int:
     result = check(arguments.paths, arguments.config, os.environ, disappointments)
     if arguments.admin is not None:
-        place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+        place = place_given(arguments)
         result = result.warned(asyncio.run(warnings_of(place)))
     if arguments.json:
         print(orjson.dumps(result.as_json()).decode())
@@ -184,7 +184,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     if arguments.admin is None:
         explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
     else:
-        place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+        place = place_given(arguments)
         explanation = asyncio.run(explain_by_gateway(place, arguments.request))
     print(orjson.dumps(explanation.as_json()).decode() if arguments.json else explanation.as_text())
     return GOOD if arguments.expect is None else _expectation(explanation, arguments.expect)

@@ -1,4 +1,4 @@
-"""What commands share that ask the admin port of a gateway that runs."""
+"""What commands have in common: where a gateway that runs is, how it is asked, how is said what came of it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,78 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
-from gateway.commands.admin_client import AdminClient, connected, place_of
+from gateway.commands.admin_client import AdminClient, Place, connected, place_of
 
-GOOD = 0
-Work = Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]]
+T = TypeVar("T")
+GOOD, FAULT = 0, 1
+Run = Callable[[argparse.Namespace], int]
+Add = Callable[[str, Run, str], argparse.ArgumentParser]
+
+
+def group(commands: Any, shared: argparse.ArgumentParser, name: str, text: str) -> Add:
+    """Adds a command that has commands of its own. `commands`: argparse's subparsers. -> what adds one to it."""
+    inner = commands.add_parser(name, help=text).add_subparsers(title="commands", metavar="COMMAND", required=True)
+    reached = reaching(shared)
+
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    return add
 
 
 def reaching(shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The options that say where the gateway is, beside the shared ones."""
     reached = argparse.ArgumentParser(add_help=False, parents=[shared])
-    reached.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
-    reached.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    add_place(reached)
     return reached
 
 
-def asked(arguments: argparse.Namespace, work: Work, text: Callable[[dict[str, Any]], str]) -> int:
+def add_place(command: argparse.ArgumentParser) -> None:
+    """The options that `place_given` reads beside --config."""
+    command.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
+    command.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+
+
+def place_given(arguments: argparse.Namespace) -> Place:
+    """Raises `ConfigInvalid` or `StartFailed`."""
+    return place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+
+
+def asked(arguments: argparse.Namespace, ask: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
+    """What `ask` makes of the gateway that the arguments name. Raises what it and `place_given` raise."""
+
+    async def work() -> T:
+        async with connected(place_given(arguments)) as admin:
+            return await ask(admin)
+
+    return asyncio.run(work())
+
+
+def answer(
+    arguments: argparse.Namespace,
+    ask: Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]],
+    text: Callable[[dict[str, Any]], str],
+) -> int:
     """Prints what the gateway says, as JSON or as `text` has it."""
-    place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+    said = asked(arguments, ask)
+    return tell(arguments, said, text(said))
 
-    async def ask() -> dict[str, Any]:
-        async with connected(place) as admin:
-            return await work(admin)
 
-    said = asyncio.run(ask())
-    sys.stdout.write((orjson.dumps(said).decode() if arguments.json else text(said)) + "\n")
+def tell(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:
+    """Prints the one with --json, and else the other. -> the exit code of what is good."""
+    return say(orjson.dumps(value).decode() if arguments.json else text)
+
+
+def say(text: str) -> int:
+    sys.stdout.write(text + "\n")
     return GOOD
 
 

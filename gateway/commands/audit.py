@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gateway.commands.asking import asked, reaching, time_text
+from gateway.commands.asking import answer, reaching, time_text
 
 SHOWN_APART = frozenset({"at", "who", "role", "by", "peer", "did", "status", "outcome"})
 
@@ -30,7 +30,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run_audit(arguments: argparse.Namespace) -> int:
     query = urlencode({"limit": arguments.limit, "source": arguments.source})
-    return asked(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
+    return answer(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
 
 
 def audit_text(said: dict[str, Any]) -> str:

@@ -6,35 +6,23 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import orjson
-
-from gateway.commands.admin_client import CommandFailed, Place, connected, place_of
-from gateway.commands.asking import reaching
+from gateway.commands.admin_client import AdminClient, CommandFailed, Place
+from gateway.commands.asking import FAULT, GOOD, asked, group, place_given, tell
 from gateway.commands.cache_texts import purge_text, stats_text, warm_text
 from gateway.commands.warming import Plan, count_prompts, parse_rate, warm
 from gateway.composition.parts import secret
 
-GOOD, FAULT = 0, 1
 BAR = 30
-Run = Callable[[argparse.Namespace], int]
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `cache` and its commands. `commands`: argparse's subparsers."""
-    cache = commands.add_parser("cache", help="Stored answers: figures, removal, export, import, warming.")
-    inner = cache.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = reaching(shared)
-
-    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
-        command.set_defaults(command=run)
-        return command
-
+    add = group(commands, shared, "cache", "Stored answers: figures, removal, export, import, warming.")
     add("stats", run_stats, "Say how full the caches are and how often they answer.")
     _add_purge(add("purge", run_purge, "Remove stored answers, at once and for good. All conditions must hold."))
 
@@ -86,9 +74,8 @@ def positive(text: str) -> int:
 
 
 def run_stats(arguments: argparse.Namespace) -> int:
-    async def ask(place: Place) -> int:
-        async with connected(place) as admin:
-            report = await admin.get("/admin/stats")
+    async def ask(admin: AdminClient) -> int:
+        report = await admin.get("/admin/stats")
         figures = {
             "entries": report["cache"]["entries"],
             "bytes": report["cache"]["bytes"],
@@ -97,11 +84,9 @@ def run_stats(arguments: argparse.Namespace) -> int:
             "tokens_saved": report["tokens_saved"],
             "dollars_saved": report["dollars_saved"],
         }
-        if not arguments.json:
-            return _say(stats_text(figures))
-        return _say_json(figures)
+        return tell(arguments, figures, stats_text(figures))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def run_purge(arguments: argparse.Namespace) -> int:
@@ -115,31 +100,27 @@ def run_purge(arguments: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandFailed("nothing was removed")
 
-    async def ask(place: Place) -> int:
-        async with connected(place) as admin:
-            outcome = await admin.post("/admin/cache/purge", body)
-        return _say_json(outcome) if arguments.json else _say(purge_text(outcome, dry_run=arguments.dry_run))
+    async def ask(admin: AdminClient) -> int:
+        outcome = await admin.post("/admin/cache/purge", body)
+        return tell(arguments, outcome, purge_text(outcome, dry_run=arguments.dry_run))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
     given = {"format": arguments.format, "route": arguments.route, "tag": arguments.tag}
     path = "/admin/cache/export?" + urlencode({name: value for name, value in given.items() if value is not None})
 
-    async def ask(place: Place) -> int:
-        async with connected(place) as admin:
-            if arguments.out is None:
-                count = await _written(admin.lines(path), sys.stdout.buffer.write)
-                sys.stdout.flush()
-            else:
-                count = await _to_file(admin.lines(path), arguments.out)
-        if arguments.out is not None:
-            said = {"entries": count, "file": str(arguments.out)}
-            return _say_json(said) if arguments.json else _say(f"{count} entries in {arguments.out}")
-        return GOOD
+    async def ask(admin: AdminClient) -> int:
+        if arguments.out is None:
+            await _written(admin.lines(path), sys.stdout.buffer.write)
+            sys.stdout.flush()
+            return GOOD
+        count = await _to_file(admin.lines(path), arguments.out)
+        said = {"entries": count, "file": str(arguments.out)}
+        return tell(arguments, said, f"{count} entries in {arguments.out}")
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
@@ -167,23 +148,20 @@ async def _to_file(pieces: AsyncIterator[bytes], out: Path) -> int:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    async def ask(place: Place) -> int:
-        async with connected(place) as admin:
-            done = await admin.post("/admin/cache/import", _pieces(arguments.file))
-        if arguments.json:
-            _say_json(done)
-        else:
-            for fault in done["faults"]:
-                sys.stderr.write(f"{arguments.file}:{fault['line']}: {fault['error']}\n")
-            _say(
-                f"{done['imported']} imported, {done['unchanged']} were there already, {done['refused']} refused, "
-                f"{done['embedded']} embedded anew"
-            )
+    async def ask(admin: AdminClient) -> int:
+        done = await admin.post("/admin/cache/import", _pieces(arguments.file))
+        for fault in () if arguments.json else done["faults"]:
+            sys.stderr.write(f"{arguments.file}:{fault['line']}: {fault['error']}\n")
+        text = (
+            f"{done['imported']} imported, {done['unchanged']} were there already, {done['refused']} refused, "
+            f"{done['embedded']} embedded anew"
+        )
+        tell(arguments, done, text)
         return FAULT if done["refused"] else GOOD
 
     if not arguments.file.is_file():
         raise CommandFailed(f"{arguments.file}: there is no such file, expected one that `nearhit cache export` wrote")
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 async def _pieces(file: Path) -> AsyncIterator[bytes]:
@@ -204,13 +182,10 @@ def run_warm(arguments: argparse.Namespace) -> int:
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         summary = await warm(plan, count_prompts(plan), progress_bar())
-        if arguments.json:
-            _say_json(summary.as_json())
-        else:
-            _say(warm_text(summary))
+        tell(arguments, summary.as_json(), warm_text(summary))
         return FAULT if summary.failed else GOOD
 
-    return _run(arguments, send)
+    return asyncio.run(send(place_given(arguments)))
 
 
 def progress_bar() -> Callable[[int, int], None]:
@@ -232,10 +207,6 @@ def progress_bar() -> Callable[[int, int], None]:
     return show
 
 
-def _run(arguments: argparse.Namespace, work: Callable[[Place], Coroutine[Any, Any, int]]) -> int:
-    return asyncio.run(work(place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)))
-
-
 def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {
         "tags": arguments.tag,
@@ -251,12 +222,3 @@ def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
         "dry_run": arguments.dry_run or None,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _say(text: str) -> int:
-    sys.stdout.write(text + "\n")
-    return GOOD
-
-
-def _say_json(value: dict[str, Any]) -> int:
-    return _say(orjson.dumps(value).decode())

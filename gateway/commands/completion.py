@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import shtab
 
+from gateway.commands.asking import tell
+
 SHELLS = ("bash", "zsh", "fish")
-GOOD = 0
 PATHS = ("config", "file", "out", "request", "paths", "model_dir", "build_env", "triton_env")  # options that name one
 
 
@@ -23,9 +22,7 @@ def register(commands: Any, shared: argparse.ArgumentParser, build: Callable[[],
 
     def run(arguments: argparse.Namespace) -> int:
         made = script(build(), arguments.shell)
-        shown = orjson.dumps({"shell": arguments.shell, "script": made}).decode() if arguments.json else made
-        sys.stdout.write(shown + "\n")
-        return GOOD
+        return tell(arguments, {"shell": arguments.shell, "script": made}, made)
 
     command.set_defaults(command=run)
 

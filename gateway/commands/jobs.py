@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.commands.admin_client import CommandFailed
-from gateway.commands.asking import asked, reaching, time_text
+from gateway.commands.asking import Run, answer, group, time_text
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `jobs` and its commands. `commands`: argparse's subparsers."""
-    jobs = commands.add_parser("jobs", help="Jobs: what waits, and what nobody could answer.")
-    inner = jobs.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = reaching(shared)
-
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
-        command.set_defaults(command=run)
-        return command
-
+    add = group(commands, shared, "jobs", "Jobs: what waits, and what nobody could answer.")
     listed = add("list", run_list, "Say how many jobs wait and run, and list some.")
     listed.add_argument("--state", choices=("active", "dead", "finished"), default="active", help="default: active")
     listed.add_argument("--top", type=int, default=50, metavar="N", help="the youngest; default: %(default)s")
@@ -34,20 +25,20 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run_list(arguments: argparse.Namespace) -> int:
     query = urlencode({"state": arguments.state, "top": arguments.top})
-    return asked(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
+    return answer(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return asked(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
+    return answer(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
 
 
-def run_each(name: str) -> Callable[[argparse.Namespace], int]:
+def run_each(name: str) -> Run:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.all == (arguments.job is not None):
             raise CommandFailed("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
         done = "tried again" if name == "retry" else "forgotten"
-        return asked(
+        return answer(
             arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda said: f"{said['jobs']} {done}"
         )
 

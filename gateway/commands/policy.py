@@ -8,15 +8,15 @@ import getpass
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected, place_of
-from gateway.commands.asking import reaching
+from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
+from gateway.commands.asking import FAULT, GOOD, asked, group, say, tell
 from gateway.config.load import load_config
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
@@ -26,22 +26,10 @@ from gateway.policy_life.life import PolicyLife
 from gateway.policy_life.staging import staged_folder
 from gateway.written.faults import ConfigInvalid, Fault
 
-GOOD, FAULT = 0, 1
-Run = Callable[[argparse.Namespace], int]
-Ask = Callable[[AdminClient], Coroutine[Any, Any, int]]
-
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `policy` and its commands. `commands`: argparse's subparsers."""
-    policy = commands.add_parser("policy", help="The policy in force: see it, try one, change it, take it back.")
-    inner = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = reaching(shared)
-
-    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
-        command.set_defaults(command=run)
-        return command
-
+    add = group(commands, shared, "policy", "The policy in force: see it, try one, change it, take it back.")
     add("show", run_show, "Print the files of the policy in force.")
     validated = add("validate", run_validate, "Say what a file would make of the policy, and change nothing.")
     applied = add("apply", run_apply, "Put a file in force: it is written to the gateway's policies, whole or not.")
@@ -64,16 +52,14 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 def run_show(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get("/admin/policy")
-        if arguments.json:
-            return _say_json(found)
-        for fault in found["faults"]:
+        for fault in () if arguments.json else found["faults"]:
             sys.stderr.write(f"not in force: {fault}\n")
-        for warning in found["warnings"]:
+        for warning in () if arguments.json else found["warnings"]:
             sys.stderr.write(f"warning: {warning}\n")
         files = (f"# {file['name']}, policy {found['hash']}\n{file['content']}" for file in found["files"])
-        return _say("\n".join(files))
+        return tell(arguments, found, "\n".join(files))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def run_validate(arguments: argparse.Namespace) -> int:
@@ -85,7 +71,7 @@ def run_validate(arguments: argparse.Namespace) -> int:
         path = f"/admin/policy/validate?{urlencode({'file': name})}"
         return _said_of(arguments, *await admin.submit(path, content, {}))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 async def _offline(config_path: Path, name: str, content: bytes) -> dict[str, Any]:
@@ -106,7 +92,7 @@ def run_apply(arguments: argparse.Namespace) -> int:
         path = f"/admin/policy?{urlencode({'file': _name(arguments)})}"
         return _said_of(arguments, *await admin.submit(path, content, _headers(arguments)))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:
@@ -117,17 +103,15 @@ def run_rollback(arguments: argparse.Namespace) -> int:
         status, said = await admin.submit("/admin/policy/rollback", orjson.dumps(body), _headers(arguments))
         return _said_of(arguments, status, said)
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def run_history(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get(f"/admin/policy/history?{urlencode({'limit': arguments.limit})}")
-        if arguments.json:
-            return _say_json(found)
-        return _say("\n".join(map(_line, found["versions"])) or "no version is kept")
+        return tell(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 def _line(version: Mapping[str, Any]) -> str:
@@ -145,9 +129,9 @@ def run_diff(arguments: argparse.Namespace) -> int:
         keys = arguments.versions or [str((await admin.get("/admin/policy/history?limit=1"))["versions"][0]["version"])]
         found = [await admin.get(f"/admin/policy/history/{quote(key, safe='')}") for key in keys]
         diff = found[0]["diff"] if len(found) == 1 else difference(found[0]["files"], found[1]["files"])
-        return _say_json({"diff": diff}) if arguments.json else _say(diff.rstrip("\n"))
+        return tell(arguments, {"diff": diff}, diff.rstrip("\n"))
 
-    return _run(arguments, ask)
+    return asked(arguments, ask)
 
 
 async def warnings_of(place: Place) -> list[Fault]:
@@ -160,16 +144,16 @@ async def warnings_of(place: Place) -> list[Fault]:
 def _said_of(arguments: argparse.Namespace, status: int, said: Mapping[str, Any]) -> int:
     """What came of a file, or every fault of it."""
     if arguments.json:
-        _say_json(said)
+        say(orjson.dumps(said).decode())
     elif status == 422:
         for fault in said["faults"]:
-            _say(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
+            say(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
     elif status != 200:
         raise CommandFailed(str(said.get("error", "no reason is given")))
     else:
         for warning in said["warnings"]:
-            _say(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
-        _say(said["diff"].rstrip("\n") + f"\n{_outcome(said)}" if said["diff"] else _outcome(said))
+            say(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
+        say(said["diff"].rstrip("\n") + f"\n{_outcome(said)}" if said["diff"] else _outcome(said))
     return GOOD if status == 200 else FAULT
 
 
@@ -202,20 +186,3 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}: expected a policy file") from None
-
-
-def _run(arguments: argparse.Namespace, ask: Ask) -> int:
-    async def work() -> int:
-        async with connected(place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)) as admin:
-            return await ask(admin)
-
-    return asyncio.run(work())
-
-
-def _say(text: str) -> int:
-    sys.stdout.write(text + "\n")
-    return GOOD
-
-
-def _say_json(value: Mapping[str, Any]) -> int:
-    return _say(orjson.dumps(value).decode())

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from typing import Any
 
-import orjson
-
+from gateway.commands.asking import FAULT, GOOD, tell
 from gateway.commands.doctor.examine import examine
-
-GOOD, FAULT = 0, 1
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -25,5 +21,5 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     report = asyncio.run(examine(arguments.config, os.environ, arguments.upstream))
-    sys.stdout.write((orjson.dumps(report.as_json()).decode() if arguments.json else report.as_text()) + "\n")
+    tell(arguments, report.as_json(), report.as_text())
     return GOOD if report.good else FAULT

@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.commands.admin_client import AdminClient, CommandFailed, connected, place_of
+from gateway.commands.admin_client import AdminClient, CommandFailed, connected
+from gateway.commands.asking import GOOD, add_place, place_given
 from gateway.commands.top.figures import Figures, Report, figures
 from gateway.commands.top.view import Line, drawn, lines
 
-GOOD = 0
 STRETCH_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
 MOST_REPORTS = 128
 ANSWER_S = 10.0
@@ -33,8 +33,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `top`. `commands`: argparse's subparsers."""
     text = "Watch a gateway that runs: requests, hit rate, latency, backends, routes. Ctrl-C ends it."
     command = commands.add_parser("top", parents=[shared], help=text, description=text)
-    command.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
-    command.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    add_place(command)
     command.add_argument("--once", action="store_true", help="print once, from the gateway's start on, and end")
     command.add_argument("--refresh", type=refresh, default=1.0, metavar="SECONDS", help="from 0.1 to 60; default: 1")
     command.set_defaults(command=run)
@@ -72,7 +71,7 @@ class Window:
 
 
 async def _once(arguments: argparse.Namespace) -> None:
-    async with connected(place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)) as admin:
+    async with connected(place_given(arguments)) as admin:
         found = figures(await _report(admin), None)
     if arguments.json:
         sys.stdout.write(orjson.dumps(found.as_json()).decode() + "\n")
@@ -86,7 +85,7 @@ async def _watch(arguments: argparse.Namespace) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    window, place = Window(), place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+    window, place = Window(), place_given(arguments)
     async with connected(place) as admin:
         report: Report | None = await _report(
             admin
