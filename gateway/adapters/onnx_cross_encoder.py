@@ -17,9 +17,10 @@ import numpy.typing as npt
 import onnxruntime
 from tokenizers import Tokenizer
 
-from gateway.cache.learned import WEIGHTS, WeightsCorrupt
+from gateway.cache.learned import WEIGHTS
 from gateway.modelkit.files import TOKENIZER_FILE
 from gateway.modelkit.word_table import load_word_table
+from gateway.trained import WeightsCorrupt
 
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
 MAX_TOKENS = 128  # of both questions, [CLS] and twice [SEP] included: the positions that the weights hold

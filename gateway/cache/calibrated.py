@@ -11,13 +11,10 @@ from typing import Any
 
 from gateway.cache.control.ledger import BANDS
 from gateway.ports import PriorBands
+from gateway.trained import WeightsCorrupt
 
 WEIGHTS = Path(__file__).parent / "weights"
 ABOUT_FILE = "verifier.json"
-
-
-class WeightsCorrupt(Exception):
-    """The verifier's weights are not the ones that were trained; the message names the file and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

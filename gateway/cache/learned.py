@@ -10,8 +10,6 @@ is enough, each route learns for itself.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +19,16 @@ import numpy as np
 
 from gateway.cache import lexical
 from gateway.cache.acceptance import FLOOR
-from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, WeightsCorrupt, calibration_of
+from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, calibration_of
 from gateway.cache.features import ALIGNMENT_NAMES, LONGEST, NAMES, NEUTRAL, WORD_NAMES, FloatArray, Text, features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
 from gateway.ports import Candidate, Opinion
+from gateway.trained import Trained
 
-__all__ = ["WEIGHTS", "LearnedVerifier", "Weights", "WeightsCorrupt", "load_weights", "provenance", "weights_from"]
+__all__ = ["WEIGHTS", "LearnedVerifier", "Weights", "load_weights", "provenance", "weights_from"]
 
-ARRAYS_FILE = "verifier.npz"
+TRAINED = Trained("verifier", "the verifier's weights")
 
 # Differences that a rule names are not left to the trees: one of these, and the doubt is full.
 _NAMED = [NAMES.index(name) for name in ("numbers_swapped", "negation", "opposites", "reversed")]
@@ -48,28 +47,15 @@ class Weights:
 
 def load_weights(directory: Path = WEIGHTS) -> Weights:
     """Reads `verifier.npz` and `verifier.json`. Raises `WeightsCorrupt`."""
-    try:
-        about, arrays = (directory / ABOUT_FILE).read_bytes(), (directory / ARRAYS_FILE).read_bytes()
-    except OSError as error:
-        raise WeightsCorrupt(f"the verifier's weights cannot be read: {error}") from None
-    try:
-        return weights_from(about, arrays)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsCorrupt(f"the verifier's weights in {directory.name}/ are not as trained: {error}") from None
+    return TRAINED.load(directory, weights_from)
 
 
 def weights_from(about: bytes, arrays: bytes) -> Weights:
     """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
-    said = json.loads(about)
-    found = hashlib.sha256(arrays).hexdigest()
-    if found != said["sha256"]:
-        raise ValueError(f"verifier.npz has sha256 {found[:12]}..., verifier.json says {str(said['sha256'])[:12]}...")
-    with np.load(io.BytesIO(arrays), allow_pickle=False) as file:
-        tables = {name: file[name] for name in file.files}
-    if tuple(str(name) for name in tables["names"]) != NAMES:
-        raise ValueError("verifier.npz was trained on other features than this version computes")
+    unpacked = TRAINED.unpacked(about, arrays, NAMES)
+    said, tables = unpacked.said, unpacked.tables
     return Weights(
-        digest=found,
+        digest=unpacked.digest,
         weight=float(said["weight"]),
         power=float(said["power"]),
         scale=float(said["scale"]),
@@ -161,5 +147,5 @@ def _named(opinion: Opinion, asked: lexical.Lexical, stored: lexical.Lexical) ->
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
     """What `verifier.json` says: sources and their licences, figures, versions."""
-    said: Mapping[str, object] = json.loads((directory / "verifier.json").read_bytes())
+    said: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
     return said

@@ -32,7 +32,7 @@ from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.redis_weights import RedisWeights
 from gateway.adapters.thorough_verifier import ThoroughVerifier
 from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.learned import LearnedVerifier, WeightsCorrupt, load_weights
+from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.cache.removal import Bans
 from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
@@ -44,6 +44,7 @@ from gateway.ports import Clock, TextEncoder, Verifier
 from gateway.routing import complexity
 from gateway.routing.complexity import ComplexityModel
 from gateway.spaces import Spaces
+from gateway.trained import WeightsCorrupt
 from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
@@ -160,7 +161,7 @@ def build_complexity(embedder: str) -> ComplexityModel:
     """For the vectors of one embedder, named by its fingerprint. Raises `StartFailed`."""
     try:
         return ComplexityModel(complexity.load_weights(), embedder)
-    except complexity.ComplexityWeightsCorrupt as error:
+    except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
 
 

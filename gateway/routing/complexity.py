@@ -11,9 +11,6 @@ Without an embedding, or with one of another model, weights for the text alone s
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,22 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gateway.messages import Vector
 from gateway.routing.reading import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
+from gateway.trained import Tables, Trained
 
 WEIGHTS = Path(__file__).parent / "weights"
-ARRAYS_FILE, ABOUT_FILE = "complexity.npz", "complexity.json"
+TRAINED = Trained("complexity", "the weights of complexity")
 VARIANTS = ("text", "vector")
 # A feature further from its mean than this, in standard deviations, is taken to lie here: no single one runs away.
 FURTHEST = 3.0
 # Set by hand, for no data has it: what an answer of 1,000 tokens and more adds to the logit, beside one of a few.
 OUTPUT, OUTPUT_HALF = 0.4, 1000
-
-
-class ComplexityWeightsCorrupt(Exception):
-    """The weights of complexity are not the ones that were trained; the message names the file and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +117,17 @@ def sigmoid(logit: float) -> float:
 
 
 def load_weights(directory: Path = WEIGHTS) -> ComplexityWeights:
-    """Reads `complexity.npz` and `complexity.json`. Raises `ComplexityWeightsCorrupt`."""
-    try:
-        about, arrays = (directory / ABOUT_FILE).read_bytes(), (directory / ARRAYS_FILE).read_bytes()
-    except OSError as error:
-        raise ComplexityWeightsCorrupt(f"the weights of complexity cannot be read: {error}") from None
-    try:
-        return weights_from(about, arrays)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        where = f"the weights of complexity in {directory.name}/"
-        raise ComplexityWeightsCorrupt(f"{where} are not as trained: {error}") from None
+    """Reads `complexity.npz` and `complexity.json`. Raises `WeightsCorrupt`."""
+    return TRAINED.load(directory, weights_from)
 
 
 def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
     """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
-    said = json.loads(about)
-    found = hashlib.sha256(arrays).hexdigest()
-    if found != said["sha256"]:
-        raise ValueError(f"{ARRAYS_FILE} has sha256 {found[:12]}..., {ABOUT_FILE} says {str(said['sha256'])[:12]}...")
-    with np.load(io.BytesIO(arrays), allow_pickle=False) as file:
-        tables = {name: file[name] for name in file.files}
-    if tuple(str(name) for name in tables["names"]) != NAMES + OPTION_NAMES:
-        raise ValueError(f"{ARRAYS_FILE} was trained on other features than this version computes")
+    unpacked = TRAINED.unpacked(about, arrays, NAMES + OPTION_NAMES)
+    said, tables = unpacked.said, unpacked.tables
     dimension = int(said["dimension"])
     return ComplexityWeights(
-        digest=found,
+        digest=unpacked.digest,
         encoder=str(said["encoder"]),
         dimension=dimension,
         rarity=Commonness(tables["words"].tobytes().decode("ascii").split("\n")),
@@ -157,9 +136,6 @@ def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
         text=_variant(tables, said, "text", 0),
         vector=_variant(tables, said, "vector", dimension),
     )
-
-
-Tables = Mapping[str, npt.NDArray[Any]]
 
 
 def _standard(tables: Tables, form: str, width: int) -> Standard:

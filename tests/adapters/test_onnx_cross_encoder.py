@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, MAX_TOKENS, UNREAD, OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.learned import WEIGHTS, WeightsCorrupt
+from gateway.cache.learned import WEIGHTS
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
 from gateway.modelkit.word_table import load_word_table
+from gateway.trained import WeightsCorrupt
 
 MODEL_DIR = default_model_dir() / MODEL
 ASKED = "How do I reset my password?"

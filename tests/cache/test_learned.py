@@ -23,10 +23,11 @@ from gateway.cache.control.ledger import BANDS
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.features import NAMES, Text, Tokens
 from gateway.cache.forest import from_arrays
-from gateway.cache.learned import WEIGHTS, LearnedVerifier, WeightsCorrupt, load_weights, provenance
+from gateway.cache.learned import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.messages import Refusal
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.ports import Acceptance, Candidate, Opinion
+from gateway.trained import WeightsCorrupt
 
 VERIFIER = LearnedVerifier(load_weights())
 LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))

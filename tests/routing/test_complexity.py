@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from gateway.messages import Vector
 from gateway.routing.complexity import (
-    ABOUT_FILE,
-    ARRAYS_FILE,
+    TRAINED,
     WEIGHTS,
     ComplexityModel,
-    ComplexityWeightsCorrupt,
     load_weights,
     weights_from,
 )
 from gateway.routing.reading import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, Reading
+from gateway.trained import WeightsCorrupt
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
 MODEL = ComplexityModel(load_weights(), ENCODER)
@@ -227,19 +226,19 @@ def test_every_feature_is_a_finite_number(text: str) -> None:
 
 
 def _shipped() -> tuple[bytes, bytes]:
-    return (WEIGHTS / ABOUT_FILE).read_bytes(), (WEIGHTS / ARRAYS_FILE).read_bytes()
+    return (WEIGHTS / TRAINED.about_file).read_bytes(), (WEIGHTS / TRAINED.arrays_file).read_bytes()
 
 
 def test_weights_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
     about, arrays = _shipped()
-    (tmp_path / ABOUT_FILE).write_bytes(about)
-    (tmp_path / ARRAYS_FILE).write_bytes(arrays[:-1] + b"x")
-    with pytest.raises(ComplexityWeightsCorrupt, match=r"sha256 .* complexity.json says"):
+    (tmp_path / TRAINED.about_file).write_bytes(about)
+    (tmp_path / TRAINED.arrays_file).write_bytes(arrays[:-1] + b"x")
+    with pytest.raises(WeightsCorrupt, match=r"sha256 .* complexity.json says"):
         load_weights(tmp_path)
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ComplexityWeightsCorrupt, match="cannot be read"):
+    with pytest.raises(WeightsCorrupt, match="cannot be read"):
         load_weights(tmp_path)
 
 

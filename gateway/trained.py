@@ -1,0 +1,67 @@
+"""Weights that training has left in two files: arrays, and what is said of them, one held against the other."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+Tables = Mapping[str, npt.NDArray[Any]]
+
+
+class WeightsCorrupt(Exception):
+    """The weights are not the ones that were trained; the message names the file and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    digest: str  # hex SHA-256 of the arrays
+    said: Mapping[str, Any]
+    tables: Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    name: str  # of `NAME.npz` and `NAME.json`
+    what: str  # they are, as errors say it
+
+    @property
+    def about_file(self) -> str:
+        return f"{self.name}.json"
+
+    @property
+    def arrays_file(self) -> str:
+        return f"{self.name}.npz"
+
+    def load(self, directory: Path, make: Callable[[bytes, bytes], T]) -> T:
+        """What `make` makes of what is said and of the arrays. It may raise ValueError, KeyError, TypeError or
+        AttributeError, this raises `WeightsCorrupt`."""
+        try:
+            about, arrays = ((directory / file).read_bytes() for file in (self.about_file, self.arrays_file))
+        except OSError as error:
+            raise WeightsCorrupt(f"{self.what} cannot be read: {error}") from None
+        try:
+            return make(about, arrays)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsCorrupt(f"{self.what} in {directory.name}/ are not as trained: {error}") from None
+
+    def unpacked(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> Unpacked:
+        """`features`: those that this version computes. Raises ValueError, KeyError, TypeError or AttributeError."""
+        said = json.loads(about)
+        found, file = hashlib.sha256(arrays).hexdigest(), self.arrays_file
+        if found != said["sha256"]:
+            expected = str(said["sha256"])[:12]
+            raise ValueError(f"{file} has sha256 {found[:12]}..., {self.about_file} says {expected}...")
+        with np.load(io.BytesIO(arrays), allow_pickle=False) as opened:
+            tables = {name: opened[name] for name in opened.files}
+        if tuple(str(name) for name in tables["names"]) != features:
+            raise ValueError(f"{file} was trained on other features than this version computes")
+        return Unpacked(found, said, tables)
