@@ -13,11 +13,11 @@ import orjson
 
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
-from gateway.dialects.json_body import parse_object
-from gateway.dialects.named_events import named
-from gateway.errors import BadRequest, Malformed
+from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
+from gateway.dialects.turns import Conversational, divided, transcript
+from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Event
-from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports import Inspection, TextAnswer
 
 MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"
@@ -25,6 +25,7 @@ BETA = "anthropic-beta"
 
 # Fields that do not decide the answer: its framing, and who asks (that is the scope's matter).
 NOT_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
+TEXT_KEYS = frozenset({"type", "text"})  # of a block that is text and nothing else
 
 
 def speaks_anthropic(headers: Mapping[str, str]) -> bool:
@@ -32,7 +33,7 @@ def speaks_anthropic(headers: Mapping[str, str]) -> bool:
     return VERSION in headers
 
 
-class Anthropic:
+class Anthropic(Conversational):
     name = "anthropic"
 
     def claims(self, method: str, path: str) -> bool:
@@ -61,16 +62,6 @@ class Anthropic:
             user=(given.get("metadata") or {}).get("user_id"),
         )
 
-    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        body = call.body if model is None else {**call.body, "model": model}
-        return Outgoing(path, orjson.dumps(body))
-
-    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        return data
-
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
-        return None
-
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         return answers.inspect(payload, streamed)
 
@@ -83,17 +74,8 @@ class Anthropic:
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return answers.renewed(data, answers.PREFIX + answer_id)
 
-    def event(self, call: Call, data: bytes) -> Event:
-        return named(data)
-
-    def shown(self, call: Call, event: Event) -> bool:
-        return True
-
-    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
-        try:
-            return answers.text(self.whole(call, payload) if streamed else payload[0])
-        except Malformed:
-            return None
+    def _said(self, call: Call, whole: bytes) -> str | None:
+        return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.AnthropicTextAnswer(answer_id, model)
@@ -122,28 +104,24 @@ def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
 def _check(body: Mapping[str, Any]) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise _wrong("model", "a non-empty string")
+        raise wrong("model", "a non-empty string")
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
-        raise _wrong("stream", "true or false")
-    limit = body.get("max_tokens")
-    if limit is not None and not (type(limit) is int and limit >= 0):
-        raise _wrong("max_tokens", "an integer of at least 0")
-    temperature = body.get("temperature")
-    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
-        raise _wrong("temperature", "a number from 0 to 2")  # Anthropic's own models: to 1, theirs to judge
+        raise wrong("stream", "true or false")
+    check_count(body, "max_tokens", least=0)
+    check_temperature(body)  # Anthropic's own models: to 1, theirs to judge
     metadata = body.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
-        raise _wrong("metadata", "an object")
+        raise wrong("metadata", "an object")
     if not isinstance((metadata or {}).get("user_id"), str | None):
-        raise _wrong("metadata.user_id", "a string")
+        raise wrong("metadata.user_id", "a string")
     if (system := body.get("system")) is not None:
         _check_content(system, "system")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a non-empty array")
+        raise wrong("messages", "a non-empty array")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _wrong(f"messages[{i}]", "an object with a role")
+            raise wrong(f"messages[{i}]", "an object with a role")
         _check_content(message.get("content"), f"messages[{i}].content")
 
 
@@ -151,16 +129,12 @@ def _check_content(content: Any, where: str) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise _wrong(where, "a string or an array of blocks")
+        raise wrong(where, "a string or an array of blocks")
     for i, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise _wrong(f"{where}[{i}]", "an object with a type")
+            raise wrong(f"{where}[{i}]", "an object with a type")
         if block["type"] == "text" and not isinstance(block.get("text"), str):
-            raise _wrong(f"{where}[{i}].text", "a string")
-
-
-def _wrong(field: str, expected: str) -> BadRequest:
-    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+            raise wrong(f"{where}[{i}].text", "a string")
 
 
 def _unmarked(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,21 +173,15 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def text_and_rest(content: str | list[Any]) -> tuple[str, Any]:
-    """The text of a turn, and its other blocks (images, documents, results of tools), which have to be equal for a
-    match. Where there are any, so have the places of the texts between them."""
-    if isinstance(content, str):
-        return content, []
-    texts = [block["text"] for block in content if block["type"] == "text"]
-    if len(texts) == len(content) and all(block.keys() <= {"type", "text"} for block in content):
-        return "\n".join(texts), []
-    return "\n".join(texts), [{**block, "text": None} if block["type"] == "text" else block for block in content]
+    """As `turns.divided`."""
+    return (content, []) if isinstance(content, str) else divided(content, _is_text, TEXT_KEYS)
+
+
+def _is_text(block: Mapping[str, Any]) -> bool:
+    return bool(block["type"] == "text")
 
 
 def _prompt(body: Mapping[str, Any]) -> str:
-    """What a text-only backend is sent: a lone user turn as it is, all else as a transcript."""
     turns = [("system", body["system"])] if body.get("system") else []
     turns += [(message["role"], message["content"]) for message in body["messages"]]
-    texts = [(role, text_and_rest(content)[0]) for role, content in turns]
-    if len(texts) == 1:
-        return texts[0][1]
-    return "\n\n".join(f"{role}: {text}" for role, text in texts if text)
+    return transcript([(role, text_and_rest(content)[0]) for role, content in turns])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -48,6 +49,25 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise BadRequest(f"the body is not a JSON object but {_name(value)}") from None
         return value
+
+
+def wrong(field: str, expected: str) -> BadRequest:
+    """For the fields that the gateway itself relies on; the rest is the backend's to judge."""
+    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+
+
+def check_count(body: Mapping[str, Any], field: str, least: int = 1) -> None:
+    """Raises `BadRequest` where it is there and no integer, or one below `least`."""
+    value = body.get(field)
+    if value is not None and not (type(value) is int and value >= least):
+        raise wrong(field, f"an integer of at least {least}")
+
+
+def check_temperature(body: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` where it is there and no number from 0 to 2."""
+    value = body.get("temperature")
+    if value is not None and not (type(value) in (int, float) and 0 <= value <= 2):
+        raise wrong("temperature", "a number from 0 to 2")
 
 
 def written(value: Any, *, canonical: bool = False) -> bytes:

@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import parse_object
+from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
 from gateway.dialects.openai_inputs import Inputs
-from gateway.errors import BadRequest, Malformed
+from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.messages import Admission, Bypass, Call, Event
-from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports import Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
@@ -31,7 +31,7 @@ OPERATIONS = {
 NOT_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 
 
-class OpenAI:
+class OpenAI(Conversational):
     name = "openai"
 
     def claims(self, method: str, path: str) -> bool:
@@ -48,12 +48,6 @@ class OpenAI:
             # The usage is part of the answer that is stored; `shown` hides it from clients that did not ask.
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Outgoing(path, orjson.dumps(body))
-
-    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        return data
-
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
-        return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         found = answers.inspect(call.operation, payload, streamed)
@@ -85,11 +79,8 @@ class OpenAI:
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
 
-    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
-        try:
-            return answers.text(call.operation, self.whole(call, payload) if streamed else payload[0])
-        except Malformed:
-            return None
+    def _said(self, call: Call, whole: bytes) -> str | None:
+        return answers.text(call.operation, whole)
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         return answers.embeddings(vectors, model, base64=call.body.get("encoding_format") == "base64")
@@ -138,23 +129,20 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise _wrong("model", "a non-empty string")
+        raise wrong("model", "a non-empty string")
     for field, types, expected in OPTIONAL:
         if (value := body.get(field)) is not None and not isinstance(value, types):
-            raise _wrong(field, expected)
+            raise wrong(field, expected)
     for field in ("max_tokens", "max_completion_tokens", "n"):
-        if (value := body.get(field)) is not None and not (type(value) is int and value >= 1):
-            raise _wrong(field, "an integer of at least 1")
-    temperature = body.get("temperature")
-    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
-        raise _wrong("temperature", "a number from 0 to 2")
+        check_count(body, field)
+    check_temperature(body)
     if operation == "chat.completions":
         _check_messages(body.get("messages"))
     elif operation == "completions":
         if not isinstance(body.get("prompt"), str | list):
-            raise _wrong("prompt", "a string or an array")
+            raise wrong("prompt", "a string or an array")
     elif not isinstance(body.get("input"), str | list) or body["input"] == []:
-        raise _wrong("input", "a string or an array")
+        raise wrong("input", "a string or an array")
 
 
 OPTIONAL: tuple[tuple[str, type, str], ...] = (
@@ -166,29 +154,25 @@ OPTIONAL: tuple[tuple[str, type, str], ...] = (
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a non-empty array")
+        raise wrong("messages", "a non-empty array")
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise _wrong(f"messages[{i}]", "an object")
+            raise wrong(f"messages[{i}]", "an object")
         if not isinstance(message.get("role"), str):
-            raise _wrong(f"messages[{i}].role", "a string")
+            raise wrong(f"messages[{i}].role", "a string")
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"messages[{i}].content")
         elif not isinstance(content, str | None):
-            raise _wrong(f"messages[{i}].content", "a string or an array of parts")
+            raise wrong(f"messages[{i}].content", "a string or an array of parts")
 
 
 def _check_parts(parts: list[Any], where: str) -> None:
     for i, part in enumerate(parts):
         if not isinstance(part, dict):
-            raise _wrong(f"{where}[{i}]", "an object")
+            raise wrong(f"{where}[{i}]", "an object")
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
-            raise _wrong(f"{where}[{i}].text", "a string")
-
-
-def _wrong(field: str, expected: str) -> BadRequest:
-    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+            raise wrong(f"{where}[{i}].text", "a string")
 
 
 def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
@@ -208,23 +192,15 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
 
 
 def _text_and_rest(content: Any) -> tuple[str, Any]:
-    """A message's text, and its other parts (images, audio, files), which have to be equal for a match. Where there are
-    any, so have the places of the texts between them: they say which caption belongs to which image."""
+    """As `turns.divided`."""
     if not isinstance(content, list):
         return content or "", None
-    texts = [part["text"] for part in content if part.get("type") == "text"]
-    if len(texts) == len(content):
-        return "\n".join(texts), []
-    return "\n".join(texts), [{**part, "text": None} if part.get("type") == "text" else part for part in content]
+    return divided(content, lambda part: part.get("type") == "text")
 
 
 def _prompt(operation: str, body: Mapping[str, Any]) -> str:
-    """What a text-only backend is sent: a lone user message as it is, a conversation as a transcript."""
     if operation == "chat.completions":
-        texts = [(message["role"], _text_and_rest(message.get("content"))[0]) for message in body["messages"]]
-        if len(texts) == 1:
-            return texts[0][1]
-        return "\n\n".join(f"{role}: {text}" for role, text in texts if text)
+        return transcript([(turn["role"], _text_and_rest(turn.get("content"))[0]) for turn in body["messages"]])
     if operation == "completions":
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))

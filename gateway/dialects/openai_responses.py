@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_responses_answers as answers
-from gateway.dialects.json_body import parse_object
-from gateway.dialects.named_events import named
+from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
 from gateway.dialects.openai_responses_events import events_of
 from gateway.dialects.openai_responses_text import ResponsesTextAnswer
+from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Bypass, Call, Event
-from gateway.ports import Formed, Inspection, Outgoing, TextAnswer
+from gateway.ports import Inspection, TextAnswer
 
 RESPONSES = "/v1/responses"
 OPERATION = "responses"
@@ -30,7 +30,7 @@ NOT_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
 TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # of a part that is text and nothing else
 
 
-class OpenAIResponses:
+class OpenAIResponses(Conversational):
     name = "openai-responses"
 
     def claims(self, method: str, path: str) -> bool:
@@ -60,16 +60,6 @@ class OpenAIResponses:
             own=_own(given),
         )
 
-    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        body = call.body if model is None else {**call.body, "model": model}
-        return Outgoing(path, orjson.dumps(body))
-
-    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        return data
-
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
-        return None
-
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         found = answers.inspect(payload, streamed)
         if not streamed and found.admission in (Admission.STORED, Admission.TOOLS):
@@ -89,17 +79,8 @@ class OpenAIResponses:
         """Not of a response that lies upstream: later requests name it by its id."""
         return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.stored)
 
-    def event(self, call: Call, data: bytes) -> Event:
-        return named(data)
-
-    def shown(self, call: Call, event: Event) -> bool:
-        return True
-
-    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
-        try:
-            return answers.text(self.whole(call, payload) if streamed else payload[0])
-        except Malformed:
-            return None
+    def _said(self, call: Call, whole: bytes) -> str | None:
+        return answers.text(whole)
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         for field in ("previous_response_id", "conversation", "prompt"):
@@ -156,37 +137,29 @@ def _check(body: Mapping[str, Any]) -> None:
     lies there, even a request without a model or an input is complete."""
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
-            raise _wrong(field, expected)
+            raise wrong(field, expected)
     if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
-        raise _wrong("model", "a non-empty string")
-    limit = body.get("max_output_tokens")
-    if limit is not None and not (type(limit) is int and limit >= 1):
-        raise _wrong("max_output_tokens", "an integer of at least 1")
-    temperature = body.get("temperature")
-    if temperature is not None and not (type(temperature) in (int, float) and 0 <= temperature <= 2):
-        raise _wrong("temperature", "a number from 0 to 2")
+        raise wrong("model", "a non-empty string")
+    check_count(body, "max_output_tokens")
+    check_temperature(body)
     given = body.get("input")
     for i, item in enumerate(given if isinstance(given, list) else ()):
         if not isinstance(item, dict):
-            raise _wrong(f"input[{i}]", "an object")
+            raise wrong(f"input[{i}]", "an object")
         if not isinstance(item.get("role"), str | None):
-            raise _wrong(f"input[{i}].role", "a string")
+            raise wrong(f"input[{i}].role", "a string")
         if _is_message(item):
             _check_content(item.get("content"), f"input[{i}].content")
 
 
 def _check_content(content: Any, where: str) -> None:
     if not isinstance(content, str | list | None):
-        raise _wrong(where, "a string or an array of parts")
+        raise wrong(where, "a string or an array of parts")
     for i, part in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(part, dict):
-            raise _wrong(f"{where}[{i}]", "an object")
+            raise wrong(f"{where}[{i}]", "an object")
         if _is_text(part) and not isinstance(part.get("text"), str):
-            raise _wrong(f"{where}[{i}].text", "a string")
-
-
-def _wrong(field: str, expected: str) -> BadRequest:
-    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+            raise wrong(f"{where}[{i}].text", "a string")
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:
@@ -212,19 +185,13 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def text_and_rest(content: Any) -> tuple[str, Any]:
-    """The text of a message, and its other parts (images, files, audio), which have to be equal for a match. Where
-    there are any, so have the places of the texts between them."""
+    """As `turns.divided`."""
     if not isinstance(content, list):
         return content or "", None
-    texts = [part["text"] for part in content if _is_text(part)]
-    if len(texts) == len(content) and all(part.keys() <= TEXT_KEYS for part in content):
-        return "\n".join(texts), []
-    return "\n".join(texts), [{**part, "text": None} if _is_text(part) else part for part in content]
+    return divided(content, _is_text, TEXT_KEYS)
 
 
 def _prompt(body: Mapping[str, Any]) -> str:
-    """What complexity is judged on and a text-only backend is sent: a lone user message as it is, all else as a
-    transcript."""
     given = body.get("input")
     turns = [("system", body["instructions"])] if body.get("instructions") else []
     if isinstance(given, str):
@@ -232,6 +199,4 @@ def _prompt(body: Mapping[str, Any]) -> str:
     else:
         messages = [item for item in given or () if _is_message(item)]
         turns += [(item.get("role") or "user", text_and_rest(item.get("content"))[0]) for item in messages]
-    if len(turns) == 1:
-        return str(turns[0][1])
-    return "\n\n".join(f"{role}: {text}" for role, text in turns if text)
+    return transcript(turns)

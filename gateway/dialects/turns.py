@@ -1,0 +1,67 @@
+"""What protocols of conversations have in common: turns of text, and answers of text, whole and as events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import orjson
+
+from gateway.dialects.named_events import named
+from gateway.errors import Malformed
+from gateway.messages import Call, Event
+from gateway.ports import Formed, Outgoing
+
+
+class Conversational(ABC):
+    """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
+
+    def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        body = call.body if model is None else {**call.body, "model": model}
+        return Outgoing(path, orjson.dumps(body))
+
+    def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
+        return data
+
+    def client_form(self, call: Call, data: bytes) -> Formed | None:
+        return None
+
+    def event(self, call: Call, data: bytes) -> Event:
+        return named(data)
+
+    def shown(self, call: Call, event: Event) -> bool:
+        return True
+
+    def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
+        try:
+            return self._said(call, self.whole(call, payload) if streamed else payload[0])
+        except Malformed:
+            return None
+
+    @abstractmethod
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes: ...
+
+    @abstractmethod
+    def _said(self, call: Call, whole: bytes) -> str | None:
+        """As `answer_text`. Raises `Malformed`."""
+
+
+def divided(
+    parts: list[Any], is_text: Callable[[Any], bool], plain: AbstractSet[str] | None = None
+) -> tuple[str, list[Any]]:
+    """The text of a turn, and its other parts (images, files, results of tools), which have to be equal for a match.
+    Where there are any, so have the places of the texts between them: they say which caption belongs to which image.
+    `plain`: the keys of a part that is text and nothing else; None: whatever keys it has."""
+    texts = [part["text"] for part in parts if is_text(part)]
+    if len(texts) == len(parts) and (plain is None or all(part.keys() <= plain for part in parts)):
+        return "\n".join(texts), []
+    return "\n".join(texts), [{**part, "text": None} if is_text(part) else part for part in parts]
+
+
+def transcript(turns: Sequence[tuple[str, str]]) -> str:
+    """What complexity is judged on and a text-only backend is sent, of (role, text): a lone turn as it is."""
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in turns if text)
