@@ -8,14 +8,14 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge servers quality train lock schema clean
+.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-dashboard pictures servers quality train lock schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # Debian's python3 may come without ensurepip: then virtualenv makes the environment.
-$(STAMP): requirements-dev.lock pyproject.toml
+$(STAMP): requirements-dev.lock requirements-charts.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "nearhit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null \
@@ -25,6 +25,8 @@ $(STAMP): requirements-dev.lock pyproject.toml
 	@echo "installing the locked dependencies into $(VENV)"
 	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock \
 	  || { echo "the dependencies could not be installed: see pip's message above"; exit 1; }
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements-charts.lock \
+	  || echo "the dashboard's charts could not be installed: it shows tables instead"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -73,6 +75,12 @@ bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears
 
 bench-jobs: $(STAMP)  ## jobs a second, and how long one takes from 202 to its answer (half a minute)
 	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
+
+bench-dashboard: $(STAMP)  ## how soon the dashboard is usable with thirty days of history (half a minute; needs chromium)
+	@$(BIN)/python -m bench.dashboard
+
+pictures: setup  ## take the dashboard's pictures for docs/images anew (a minute; needs chromium)
+	@$(BIN)/python -m bench.dashboard --runs 1 --pictures docs/images
 
 bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits take meanwhile (a minute)
 	@$(BIN)/python -m bench.edge

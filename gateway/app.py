@@ -23,6 +23,7 @@ from gateway.admin.stats import Stats
 from gateway.background import run_within
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
+from gateway.composition.dashboard import Dashboard
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.operations import (
     cache_admin_of,
@@ -49,7 +50,6 @@ from gateway.explaining.requests import ExplainRequests
 from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observing.access_log import AccessLog
-from gateway.observing.observer import Observer
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Policy
 from gateway.policy_life.admin import policy_admin_of
@@ -64,7 +64,6 @@ from gateway.stages.protect import Protect
 from gateway.written.faults import Fault
 
 LOG = logging.getLogger("nearhit")
-SAMPLE_EVERY_S = 5.0
 
 
 class Gateway:
@@ -89,7 +88,8 @@ class Gateway:
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
-        self._observer = Observer(parts.telemetry, parts.clock, access_log, parts.evictions.used, parts.recorder)
+        self.dashboard = Dashboard(parts, stores, access_log)
+        self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
         context, credentials = certificates_of(config.server)
@@ -110,6 +110,7 @@ class Gateway:
             before_scrape=self.gauges.sample,
             routes=[
                 *self.access.admin,
+                *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
                 *cache_admin_of(config, parts, self.removal).routes(),
@@ -229,12 +230,6 @@ class Gateway:
             },
         }
 
-    async def keep_history(self) -> None:
-        while True:
-            await self.gauges.sample()
-            self.stats.record()
-            await asyncio.sleep(SAMPLE_EVERY_S)
-
 
 @asynccontextmanager
 async def running(
@@ -274,16 +269,18 @@ async def running(
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served
-        jobs = [gateway.recover(), gateway.removal.follow(), gateway.keep_history(), gateway.parts.evictions.run()]
+        jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
         if gateway.parts.leasing is not None:
             jobs.append(gateway.parts.leasing.run())
         if gateway.following is not None:
             stack.push_async_callback(gateway.following.close)
             jobs.append(gateway.following.run())
+        gateway.dashboard.begin(stack, gateway.gauges.sample)
         for job in [*jobs, *(work() for work in gateway.jobs.work)]:
             run_within(stack, job)
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
         stack.push_async_callback(gateway.admin_port.stop)
+        stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
         gateway.data_address = await listening(
             gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
         )

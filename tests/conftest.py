@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.real_servers",
     "tests.fixtures.gateways",
     "tests.fixtures.stores",
+    "tests.fixtures.dashboard",
 ]
 
 # No example is too slow: how long one takes says how busy the machine is.

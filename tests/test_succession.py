@@ -26,7 +26,6 @@ from gateway.messages import Embedding, Neighbour, Vector
 from gateway.spaces import Newcomers
 from gateway.upkeep import succession
 from gateway.upkeep.recovery import Recovery
-from tests.fixtures.chromium import find_or_install_chromium, load
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
 from tests.fixtures.gateways import gateway_of as gateway_with
@@ -328,24 +327,19 @@ async def test_two_gateways_on_one_store_swap_each_by_itself(
         assert set(await fields_of(first, "former")) == {None}
 
 
-async def test_the_dashboard_says_what_lookups_go_by(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    chromium = find_or_install_chromium()
-    if chromium is None:
-        pytest.skip("there is no chromium, and Debian's package chromium could not be installed")
+async def test_the_figures_say_what_lookups_go_by(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(start(HASH))
     held = Held(monkeypatch)
     async with gateway_of(start(ONNX, HASH)) as served:
         await held.third()
-        during = await load(chromium, f"{served.admin_url}/dashboard", tmp_path)
+        during = served.gateway.stats.report()
         held.go()
         await followed(served)
-        after = await load(chromium, f"{served.admin_url}/dashboard", tmp_path)
-    said = during.document.by_id("migration").text
-    assert said.startswith("Lookups go by this model until all is embedded anew for all-MiniLM-L6-v2")
-    assert said.endswith("2 done, 3 left, 0 skipped.")
-    assert after.document.by_id("migration").text == "Embedded anew for this model: 5 done, 0 left, 0 skipped."
+        after = served.gateway.stats.report()
+    assert during["embedder_to_come"].startswith("all-MiniLM-L6-v2")
+    assert during["migration"] == {"done": 2, "left": 3, "skipped": 0}
+    assert after["embedder_to_come"] is None
+    assert after["migration"] == {"done": 5, "left": 0, "skipped": 0}
 
 
 async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ USE, OPERATE, ADMIN = Role.USE, Role.OPERATE, Role.ADMIN
 
 ROLES: Mapping[str, Role] = {
     "GET /": OPERATE,
-    "GET /dashboard": OPERATE,
     "GET /metrics": OPERATE,
     "GET /admin/whoami": USE,
     "GET /admin/stats": OPERATE,
     "GET /admin/backends": OPERATE,
+    "GET /admin/history": OPERATE,
+    "GET /admin/decisions": OPERATE,
     "GET /admin/limits": OPERATE,
     "GET /admin/quality": OPERATE,
     "POST /admin/quality/reset": OPERATE,

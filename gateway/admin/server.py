@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from importlib import resources
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -12,17 +11,11 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.answers import json_answer
 from gateway.admin.guard import Guard, actor_of
+from gateway.admin.page import PATH
 from gateway.admin.quality import Quality
 from gateway.admin.stats import Stats
 from gateway.observing.telemetry import Telemetry
 from gateway.written.units import Address
-
-# The page is one file: nothing is loaded from anywhere else, and nobody may frame it.
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class AdminPort:
@@ -47,7 +40,6 @@ class AdminPort:
         self._routes = routes
         self._registry = CollectorRegistry()
         self._registry.register(telemetry)
-        self._page = (resources.files("gateway.admin") / "dashboard.html").read_bytes()
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -57,7 +49,6 @@ class AdminPort:
             [
                 web.get("/", self._home),
                 web.get("/metrics", self._metrics),
-                web.get("/dashboard", self._dashboard),
                 web.get("/admin/whoami", self._whoami),
                 web.get("/admin/stats", self._get_stats),
                 web.get("/admin/backends", self._get_backends),
@@ -76,7 +67,7 @@ class AdminPort:
             await self._runner.cleanup()
 
     async def _home(self, request: web.Request) -> web.StreamResponse:
-        raise web.HTTPFound("/dashboard")
+        raise web.HTTPFound(PATH)
 
     async def _whoami(self, request: web.Request) -> web.StreamResponse:
         return json_answer(asdict(actor_of(request)))
@@ -85,9 +76,6 @@ class AdminPort:
         await self._before_scrape()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))  # OpenMetrics has exemplars
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
-
-    async def _dashboard(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
 
     async def _get_stats(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()

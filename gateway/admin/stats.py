@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-HISTORY = 720  # samples: an hour at one in 5 seconds
 
 
 class Stats:
@@ -23,13 +21,8 @@ class Stats:
         self._telemetry = telemetry
         self._clock = clock
         self._describe = describe
-        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._started = clock.wall()
         self.policy_faults: tuple[str, ...] = ()  # of the last reload; empty where it succeeded
-
-    def record(self) -> None:
-        """Adds the totals of now to the history."""
-        self._history.append({"at": self._clock.wall(), "verdicts": self._verdicts(), "tiers": self._tiers()})
 
     def report(self) -> dict[str, Any]:
         telemetry = self._telemetry
@@ -60,13 +53,13 @@ class Stats:
             "admissions": _by_last(telemetry.admissions),
             "tokens_saved": telemetry.tokens_saved.total(),
             "dollars_saved": telemetry.cost_saved.total(),
+            "backend_seconds_saved": telemetry.backend_seconds_saved.total(),
             "shed": telemetry.shed.total(),
             "backend_outcomes": [
                 {"backend": backend, "outcome": outcome, "count": count}
                 for (backend, outcome), count in telemetry.backend_requests.values.items()
             ],
             "store_errors": telemetry.store_errors.total(),
-            "history": list(self._history),
             **self._describe(),
         }
         report["policy"] = {**report["policy"], "faults": list(self.policy_faults)}

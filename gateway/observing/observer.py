@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, access_fields
+from gateway.observing.decisions import Decisions
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
 from gateway.ports import Clock
@@ -34,9 +35,11 @@ class Observer:
         access_log: AccessLog | None,
         used: Callable[[str], None],
         recorder: Recording,
+        decisions: Decisions,
     ) -> None:
         self._recorder = recorder
         self._used = used
+        self._decisions = decisions
         self._telemetry = telemetry
         self._clock = clock
         self._access_log = access_log
@@ -74,15 +77,19 @@ class Observer:
             telemetry.cost_saved.add(trace.route, amount=provenance.saved_dollars)
         if trace.facts is not None and provenance is not None:
             self._recorder.over(trace.facts, trace, provenance, request_id=request_id, status=status, seconds=seconds)
+        if provenance is not None and provenance.upstream_s:
+            telemetry.backend_seconds_saved.add(trace.route, amount=provenance.upstream_s)
+        if self._access_log is None and not self._decisions.watched:
+            return
+        fields = access_fields(
+            request_id=request_id,
+            method=method,
+            path=path,
+            status=status,
+            seconds=seconds,
+            trace=trace,
+            provenance=provenance,
+        )
         if self._access_log is not None:
-            self._access_log.write(
-                access_fields(
-                    request_id=request_id,
-                    method=method,
-                    path=path,
-                    status=status,
-                    seconds=seconds,
-                    trace=trace,
-                    provenance=provenance,
-                )
-            )
+            self._access_log.write(fields)
+        self._decisions.tell(fields)

@@ -26,6 +26,9 @@ class Telemetry(Collector):
         )
         self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens that hits did not cost", ("route",))
         self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars that hits did not cost", ("route",))
+        self.backend_seconds_saved = Counter(
+            "nearhit_backend_seconds_saved_total", "Seconds of a backend's work that hits did not cost", ("route",)
+        )
         self.routed = Counter(
             "nearhit_routed_total", "Misses by the tier they were sent to and why", ("route", "tier", "reason")
         )

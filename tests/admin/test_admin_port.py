@@ -97,7 +97,7 @@ REFUSED = ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer x{TOKEN}", TOKE
 REFUSED += [basic("u:wrong"), basic(TOKEN), basic(f"{TOKEN}:"), "Basic " + base64.b64encode(b"\xff\xfe:x").decode()]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "/dashboard"])
 async def test_without_the_token_nothing_is_shown(guarded: Served, path: str) -> None:
     assert (await get(guarded, path)).status == 401
     for authorization in REFUSED:
@@ -105,6 +105,20 @@ async def test_without_the_token_nothing_is_shown(guarded: Served, path: str) ->
         assert answer.status == 401, authorization
         assert answer.headers["WWW-Authenticate"].startswith("Basic")
         assert b"nearhit_" not in answer.body
+
+
+async def test_the_dashboards_files_need_no_token_and_hold_no_figures(guarded: Served) -> None:
+    """It asks for the token itself, so that the token is in no address and no dialog of the browser."""
+    answer = await get(guarded, "/dashboard")
+    assert answer.status == 200
+    assert "script-src 'self';" in answer.headers["Content-Security-Policy"]
+    assert guarded.gateway.policy.hash.encode() not in answer.body
+    again = await get(guarded, "/dashboard", If_None_Match=answer.headers["ETag"])
+    assert (again.status, again.body) == (304, b"")
+    for path in ("/dashboard/../stats.py", "/dashboard/%2e%2e/stats.py", "/dashboard/none.js"):
+        assert (await get(guarded, path)).status in (401, 404)
+    async with guarded.session.post(guarded.admin_url + "/dashboard") as response:
+        assert response.status == 401
 
 
 async def test_the_token_opens_as_a_bearer_and_as_a_password(guarded: Served) -> None:

@@ -1,234 +1,151 @@
-"""The dashboard in a real browser, on a real gateway in a process of its own."""
+"""The dashboard's frame and its overview, in a real browser."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import re
-import signal
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from importlib import resources
-from pathlib import Path
-from typing import Any
-
-import aiohttp
 import pytest
-from aiohttp import web
+from playwright.async_api import expect
 
-from gateway.admin.server import PAGE_HEADERS
-from tests.fixtures.chromium import Element, find_or_install_chromium, load
-from tests.fixtures.gateways import BOTH_CACHES, TIERS
-from tests.fixtures.triton import free_ports
-from tests.fixtures.upstream import Upstream
+from tests.fixtures.dashboard import LOOP, Showing, Shown
+from tests.fixtures.gateways import TIERS
 
-CHECKOUT = Path(__file__).parents[2]
-START_S = 20.0
+pytestmark = LOOP
+TOKEN = "t0ken-für-admins"
+ADMIN = {"auth": {"mode": "passthrough", "admin_token_env": "ADMIN_TOKEN"}}
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = find_or_install_chromium()
-    if found is None:
-        pytest.skip("there is no chromium, and Debian's package chromium could not be installed")
-    return found
-
-
-class Running:
-    def __init__(
-        self, process: asyncio.subprocess.Process, url: str, admin: str, session: aiohttp.ClientSession
-    ) -> None:
-        self.process, self.url, self.admin, self.session = process, url, admin, session
-
-    async def chat(self, question: str, **headers: str) -> str:
-        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-        async with self.session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as response:
-            await response.read()
-            return response.headers["Cache-Status"]
-
-    async def stats(self) -> dict[str, Any]:
-        async with self.session.get(f"{self.admin}/admin/stats") as response:
-            stats: dict[str, Any] = await response.json()
-            return stats
-
-    async def stats_where(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        async with asyncio.timeout(START_S):
-            # Of another process there is nothing to wait for but what it says.
-            while not holds(stats := await self.stats()):
-                await asyncio.sleep(0.05)
-        return stats
-
-
-@asynccontextmanager
-async def serving(folder: Path, *arguments: str) -> AsyncIterator[Running]:
-    """`nearhit serve` in `folder`, on ports that the system chooses and the gateway announces."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "NEARHIT_EMBEDDER__ADAPTER": "hash"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    rest: asyncio.Task[bytes] | None = None
-    try:
-        said = ""
-        async with asyncio.timeout(START_S):
-            while not (found := re.search(r"nearhit serves (\S+), admin (\S+)", said)):
-                line = await process.stderr.readline()
-                assert line, f"the gateway did not start: {said}"
-                said += line.decode()
-        rest = asyncio.create_task(process.stderr.read())  # a full pipe would stop the gateway
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-            yield Running(process, found[1], found[2], session)
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(10):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        if rest is not None:
-            await rest
-
-
-def table(element: Element) -> dict[str, list[str]]:
-    """The texts of each row's cells, by its first."""
-    rows = [[cell.text for cell in row if cell.tag in ("th", "td")] for row in element.all("tr")]
-    return {row[0]: row[1:] for row in rows}
-
-
-async def test_shows_what_the_gateway_counts(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    async with serving(tmp_path, "--upstream", upstream.url) as gateway:
-        for _ in range(3):
-            await gateway.chat("How do I reset my password?")
-        await gateway.chat("how do I reset my password")
-        await gateway.chat("What is 2 plus 3?")
-        await gateway.chat("How do I reset my password?", **{"cache-control": "no-store"})
-        stats = await gateway.stats_where(lambda s: s["history"][-1]["verdicts"] == s["verdicts"])
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-
-    assert stats["requests"] == 6
+async def test_the_overview_shows_what_the_gateway_counts(shown: Shown) -> None:
+    served = shown.served
+    for _ in range(3):
+        await served.chat("How do I reset my password?")
+    await served.chat("how do I reset my password")
+    await served.chat("What is 2 plus 3?")
+    await served.chat("How do I reset my password?", headers={"cache-control": "no-store"})
+    served.gateway.dashboard.chronicle.record()
+    await shown.open()
+    stats = served.gateway.stats.report()
+    verdicts = await shown.table("#verdicts")
     assert stats["verdicts"]["exact"] >= 2
-    assert stats["verdicts"]["bypass"] == 1
-    document = page.document
-    verdicts = table(document.by_id("verdicts").all("table")[0])
     for verdict, count in stats["verdicts"].items():
-        assert verdicts[verdict][0] == f"{count:.0f}"
-        assert verdicts[verdict][1] == f"{100 * count / 6:.1f} %"
-        p50 = stats["latency_ms"][verdict]["p50"]
-        assert (verdicts[verdict][2] == "–") == (p50 is None)
-        if p50 is not None:
-            assert float(verdicts[verdict][2]) == pytest.approx(p50, rel=0.05, abs=0.006)
-    tiles = {tile.all("dt")[0].text: tile.text for tile in document.by_id("tiles").all("div")}
-    assert f"{100 * stats['hit_rate']:.1f} % since start" in tiles["Hit rate"]
-    assert "6 since start" in tiles["Requests per second"]
-    assert f"Tokens saved {stats['tokens_saved']:,.0f}" in tiles["Tokens saved"]
-    assert f"Answers stored {stats['cache']['entries']['store']}" in tiles["Answers stored"]
-    assert stats["policy"]["hash"] in document.by_id("policy-link").text
-    assert set(table(document.by_id("backends").all("table")[0])) >= set(stats["backends"])
-    (promised,) = stats["quality"]
-    cells = table(document.by_id("quality").all("table")[0])[promised["route"]]
-    assert cells[:3] == ["1.00 %", "not audited yet", "–"]
-    assert cells[3] == f"{promised['threshold']:.2f}"
-    assert document.by_id("no-rules").text == "No route has two models."
-    assert document.by_id("live").text == "live"
-    assert document.by_id("start").text == ""
-    bars = document.by_id("chart-requests").all("rect")
-    assert {bar.attributes["fill"] for bar in bars} >= {"var(--exact)", "var(--miss)", "var(--bypass)"}
+        assert verdicts[verdict][:2] == [f"{count:.0f}", f"{100 * count / 6:.1f} %"]
+    titles, values = [await shown.page.locator(f".tile {part}").all_inner_texts() for part in ("dt", ".figure")]
+    tiles = dict(zip(titles, values, strict=True))
+    assert tiles["Hit rate"] == f"{100 * stats['hit_rate']:.1f} %"
+    assert tiles["Tokens saved"] == f"{stats['tokens_saved']:.0f}"
+    await expect(shown.page.locator("#policy-hash")).to_have_text(stats["policy"]["hash"])
+    await expect(shown.card("Traffic").locator("canvas")).to_be_visible()
+    legend = await shown.card("Traffic").locator(".legend li span").all_inner_texts()
+    assert legend == [verdict for verdict, count in stats["verdicts"].items() if count]
+    why = await shown.table("#why")
+    assert set(why) == {"light"}
+    assert why["light"][0] == "below-threshold"
+    assert (await shown.table("#quality"))["default"][:2] == ["1.00 %", "not audited yet"]
+    assert (await shown.table("#rules"))["default"][:2] == ["escalate_above: 0.5", f"{0.5:.2f}"]
+    assert shown.console == []
+    assert [url for url in shown.requests if not url.startswith(served.admin_url + "/")] == []
 
 
-async def test_asks_nobody_else_and_logs_nothing(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    async with serving(tmp_path, "--upstream", upstream.url) as gateway:
-        await gateway.chat("How do I reset my password?")
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-        assert f"{gateway.admin}/admin/stats" in page.requests
-        assert [url for url in page.requests if not url.startswith(f"{gateway.admin}/")] == []
-        assert page.console == []
+async def test_new_figures_come_without_a_reload(shown: Shown) -> None:
+    await shown.open()
+    await expect(shown.card("No traffic yet")).to_contain_text(f"curl -si {shown.served.url}/v1/chat/completions")
+    await shown.served.chat("How do I reset my password?")
+    await expect(shown.page.locator("#verdicts tbody tr", has_text="miss")).to_contain_text("100.0 %")
+    await expect(shown.card("No traffic yet")).to_be_hidden()
 
 
-async def test_says_how_to_begin_without_traffic(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    async with serving(tmp_path, "--upstream", upstream.url) as gateway:
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-    assert "curl -si" in page.document.by_id("start").text
-    assert page.console == []
+async def test_a_chart_can_be_read_by_keys_and_as_a_table(shown: Shown) -> None:
+    await shown.served.chat("How do I reset my password?")
+    shown.served.gateway.dashboard.chronicle.record()
+    await shown.open()
+    chart = shown.card("Traffic").get_by_role("group", name="Requests per second by verdict")
+    await chart.focus()
+    await shown.page.keyboard.press("End")
+    await expect(shown.card("Traffic").locator(".when")).not_to_be_empty()
+    assert ": miss" in str(await shown.card("Traffic").locator(".plot").get_attribute("aria-label"))
+    await shown.card("Traffic").get_by_text("As a table").click()
+    await expect(shown.card("Traffic").get_by_role("columnheader")).to_have_text(["From", "miss"])
 
 
-async def test_shows_which_rule_chooses_the_large_model(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    backend = {"adapter": "openai", "url": upstream.url}
-    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"light": backend, "large": backend}}))
-    (tmp_path / "policies").mkdir()
-    rule = TIERS.replace("escalate_above: 0.5", "quality: 0.9, learn: off")
-    (tmp_path / "policies" / "default.yaml").write_text(rule)
-    async with serving(tmp_path) as gateway:
-        await gateway.chat("How do I reset my password?")
-        (known,) = (await gateway.stats())["routing"]
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-    cells = table(page.document.by_id("rules").all("table")[0])["default"]
-    kept = known["quality_kept"]
-    assert cells[:2] == ["quality: 0.9", f"{known['threshold']:.2f}"]
-    assert cells[3] == f"{100 * kept['part']:.1f} % ({100 * kept['low']:.1f} % to {100 * kept['high']:.1f} %)"
-    assert cells[4] == "none; frozen"
-    assert page.console == []
+async def test_every_view_is_a_link_and_keys_lead_to_it(shown: Shown) -> None:
+    await shown.open("overview?span=30d")
+    await expect(shown.page.get_by_role("radio", name="30 days")).to_be_checked()
+    await shown.page.keyboard.press("Tab")
+    await expect(shown.page.locator("#skip")).to_be_focused()
+    await shown.page.keyboard.press("Enter")
+    await expect(shown.page.locator("#main")).to_be_focused()
+    await shown.page.get_by_role("radio", name="30 days").press("ArrowLeft")
+    await expect(shown.page).to_have_url(f"{shown.served.admin_url}/dashboard#/overview?span=7d")
 
 
-async def test_shows_each_of_several_upstreams(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    gone = f"http://127.0.0.1:{free_ports(1)[0]}/v1"
-    backend = {"adapter": "openai", "upstreams": [upstream.url, gone]}
-    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"main": backend}}))
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "policies" / "default.yaml").write_text(BOTH_CACHES)
-    async with serving(tmp_path) as gateway:
-        await gateway.chat("How do I reset my password?")
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-    cells = table(page.document.by_id("backends").all("table")[0])
-    assert cells["main"] == cells[f"– {upstream.url}"] == cells[f"– {gone}"] == ["closed", "0"]
-    assert page.console == []
+async def test_the_theme_is_the_systems_or_the_one_that_is_chosen(showing: Showing) -> None:
+    shown = await showing.page(await showing.gateway(), color_scheme="dark")
+    await shown.open()
+    back = "getComputedStyle(document.body).backgroundColor"
+    assert await shown.page.evaluate(back) == "rgb(14, 17, 22)"
+    await shown.page.get_by_label("Theme").select_option("light")
+    assert await shown.page.evaluate(back) == "rgb(246, 247, 249)"
+    await shown.page.reload()
+    await shown.page.locator("#live.good").wait_for()
+    assert await shown.page.evaluate(back) == "rgb(246, 247, 249)"
 
 
-async def test_a_rejected_policy_is_on_top_as_text(chromium: str, upstream: Upstream, tmp_path: Path) -> None:
-    backend = {"adapter": "openai", "url": upstream.url}
-    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "backends": {"light": backend, "large": backend}}))
-    policies = tmp_path / "policies"
-    policies.mkdir()
-    (policies / "default.yaml").write_text(TIERS)
-    async with serving(tmp_path) as gateway:
-        hash_in_force = (await gateway.stats())["policy"]["hash"]
-        # What a file says is shown as text, whatever it is.
-        (policies / "default.yaml").write_text(TIERS.replace("ttl: 1h", "ttl: <img src=x onerror=alert(1)>", 1))
-        gateway.process.send_signal(signal.SIGHUP)
-        stats = await gateway.stats_where(lambda s: s["policy"]["faults"])
-        page = await load(chromium, f"{gateway.admin}/dashboard", tmp_path)
-    alert = page.document.by_id("alert-policy")
-    assert "policy on disk was rejected" in alert.text
-    assert hash_in_force in alert.text
-    assert [item.text for item in alert.all("li")] == stats["policy"]["faults"]
-    assert "<img src=x" in alert.text
-    assert page.document.all("img") == []
-    assert page.document.all("title")[0].text.startswith("Policy rejected")
-    assert page.console == []
+async def test_a_token_is_asked_for_and_kept_out_of_every_address(showing: Showing) -> None:
+    served = await showing.gateway(environ={"ADMIN_TOKEN": TOKEN}, **ADMIN)
+    shown = await showing.page(served)
+    await shown.page.goto(f"{served.admin_url}/dashboard#/overview")
+    for token, said in (("not-the-one", "This is not the token."), (TOKEN, None)):
+        await shown.page.get_by_label("Token of the admin port").fill(token)
+        await shown.page.keyboard.press("Enter")
+        if said:
+            await expect(shown.page.get_by_role("alert").filter(has_text=said)).to_be_visible()
+    await expect(shown.page.locator("#live")).to_have_text("live")
+    await shown.page.reload()
+    await expect(shown.page.locator("#live")).to_have_text("live")
+    assert not [url for url in shown.requests if TOKEN in url or "not-the-one" in url]
+    await shown.page.get_by_role("button", name="Sign out").click()
+    await expect(shown.page.get_by_label("Token of the admin port")).to_be_focused()
+    assert await shown.page.evaluate("sessionStorage.length") == 0
 
 
-async def test_says_that_the_connection_is_lost(chromium: str, tmp_path: Path) -> None:
-    async def dashboard(_: web.Request) -> web.Response:
-        html = (resources.files("gateway.admin") / "dashboard.html").read_bytes()
-        return web.Response(body=html, content_type="text/html", headers=PAGE_HEADERS)
+async def test_a_rejected_policy_is_on_top_as_text(shown: Shown) -> None:
+    policies = shown.served.gateway.config.policies
+    # What a file says is shown as text, whatever it is.
+    (policies / "default.yaml").write_text(TIERS.replace("ttl: 1h", "ttl: <img src=x onerror=alert(1)>", 1))
+    (fault,) = await shown.served.gateway.policies.reload()
+    await shown.open()
+    alert = shown.page.locator("#alert-policy")
+    await expect(alert.locator("li")).to_have_text([str(fault)])
+    assert "<img src=x" in str(fault)
+    await expect(shown.page.locator("#alerts img")).to_have_count(0)
+    await expect(shown.page).to_have_title("Policy rejected · Overview · nearhit")
+    assert shown.console == []
 
-    app = web.Application()
-    app.router.add_get("/dashboard", dashboard)  # and no /admin/stats
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = "http://{}:{}/dashboard".format(*runner.addresses[0][:2])
-        page = await load(chromium, url, tmp_path)
-    finally:
-        await runner.cleanup()
-    assert "status 404" in page.document.by_id("alert-lost").text
-    assert page.document.by_id("live").text == "connection lost"
-    assert page.document.by_id("figures").text == ""
+
+async def test_a_lost_connection_is_said_and_found_again(shown: Shown) -> None:
+    await shown.open()
+    await shown.page.route("**/admin/stats", lambda route: route.abort())
+    await expect(shown.page.locator("#alert-lost")).to_contain_text("the gateway cannot be reached")
+    await expect(shown.page.locator("#live")).to_have_text("connection lost")
+    await shown.page.unroute("**/admin/stats")
+    await expect(shown.page.locator("#live")).to_have_text("live")
+
+
+async def test_nothing_can_become_a_script(shown: Shown) -> None:
+    """Whatever a module might do wrong with a prompt, the page's own policy stops."""
+    await shown.open()
+    for attempt in (
+        "document.body.innerHTML = '<img src=x onerror=alert(1)>'",
+        "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')",
+        "document.body.setAttribute('onclick', 'alert(1)')",
+    ):
+        with pytest.raises(Exception, match="This document requires"):
+            await shown.page.evaluate(attempt)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_the_overview_has_no_barrier_that_axe_finds(showing: Showing, theme: str) -> None:
+    shown = await showing.page(await showing.gateway(), color_scheme=theme)
+    await shown.served.chat("How do I reset my password?")
+    shown.served.gateway.dashboard.chronicle.record()
+    await shown.open()
+    await shown.card("Traffic").locator(".legend b").first.wait_for()
+    assert await shown.violations() == []

@@ -64,7 +64,7 @@ class Window:
         self._reports: deque[Report] = deque(maxlen=MOST_REPORTS)
 
     def add(self, report: Report) -> Figures:
-        self._reports.append({name: value for name, value in report.items() if name != "history"})
+        self._reports.append(report)
         while len(self._reports) > 2 and report["now"] - self._reports[1]["now"] >= STRETCH_S:
             self._reports.popleft()
         return figures(report, self._reports[0] if len(self._reports) > 1 else None)

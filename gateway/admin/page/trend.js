@@ -1,0 +1,65 @@
+/* What /admin/history told, as the charts need it. Values are null where nothing is known. */
+
+import { sum } from "./format.js";
+
+const HITS = ["exact", "semantic", "stale"], LOOKED_UP = [...HITS, "coalesced", "miss"];
+const PARTS = [1 / 6, 1 / 3, 1 / 2]; // of the time asked for: what has run for less is not drawn as mostly nothing
+
+export class Trend {
+  constructor(told) {
+    const first = told.watched_s.findIndex((s) => s > 0), all = told.at.length;
+    const part = PARTS.find((p) => first < 0 || all - first <= p * all - 1) || 1;
+    const from = all - Math.round(part * all);
+    const cut = (value) => (Array.isArray(value) ? value.slice(from)
+      : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, cut(v)])) : value);
+    Object.assign(this, cut(told));
+    this.step = told.step_s;
+    this.now = told.now;
+  }
+
+  get length() { return this.at.length * this.step; }
+
+  /* How long each slot was watched: the last one is not over, and several gateways watch at once. */
+  seconds(i) { return Math.max(1, Math.min(this.step, this.watched_s[i], this.now - this.at[i] + 1)); }
+
+  /* Of a slot that has hardly begun a rate says little: it is left out, unless there is nothing else. */
+  perSecond(values) {
+    const enough = this.watched_s.map((s) => s >= this.step / 10), any = enough.some(Boolean);
+    return values.map((v, i) => (v === null || (any && !enough[i]) ? null : v / this.seconds(i)));
+  }
+
+  recent(n) { const all = sum(this.at.map((_, i) => (this.watched_s[i] > 0 ? this.seconds(i) : 0))); return all ? n / all : null; }
+
+  hitRates() {
+    return this.at.map((_, i) => {
+      const asked = sum(LOOKED_UP.map((v) => this.verdicts[v][i]));
+      return asked ? sum(HITS.map((v) => this.verdicts[v][i])) / asked : null;
+    });
+  }
+
+  hitRate() {
+    const asked = sum(LOOKED_UP.map((v) => sum(this.verdicts[v])));
+    return asked ? sum(HITS.map((v) => sum(this.verdicts[v]))) / asked : null;
+  }
+
+  latency(kind, name, quantile) { return this[kind][name]?.[quantile] || this.at.map(() => null); }
+
+  stages() { return Object.keys(this.stage_ms); }
+
+  /* {tier: {reason: total}} */
+  reasons() {
+    const found = {};
+    for (const [name, values] of Object.entries(this.routed)) {
+      const [tier, reason] = name.split(".");
+      const total = sum(values);
+      if (total) (found[tier] ||= {})[reason] = total;
+    }
+    return found;
+  }
+
+  /* The part of each tier of those that went to either, per slot. */
+  share(tier) {
+    const of = (wanted, i) => sum(Object.entries(this.routed).filter(([name]) => name.startsWith(wanted + ".")).map(([, values]) => values[i]));
+    return this.at.map((_, i) => { const both = of("light", i) + of("large", i); return both ? of(tier, i) / both : null; });
+  }
+}

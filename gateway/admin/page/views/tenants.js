@@ -1,0 +1,38 @@
+/* Who is held to what, and how much of it is left. */
+
+import { get } from "../api.js";
+import { card, el, head, num, table } from "../dom.js";
+import { clock, count, percent, plural } from "../format.js";
+
+export const title = "Tenants and limits";
+const EVERY_MS = 3000;
+
+export function mount(root, { params, fail, remember }) {
+  const ended = new AbortController();
+  let timer = null, seen = [];
+  const wanted = { subject: params.get("subject") || "" };
+  const limits = table("Limits", ["Route", "Per", "Subject", "Limit", { title: "As the policy says", wide: true }, { title: "Left", n: true }, { title: "Refused", n: true }, { title: "Last asked", n: true }],
+    "No limit has been asked lately. A policy names them under limits; each is shown here as soon as somebody meets it.");
+  const filter = el("input", { type: "search", value: wanted.subject, placeholder: "a tenant, key or user", on: { input: () => { wanted.subject = filter.value.trim(); remember(wanted); draw(); } } });
+  const box = card("Limits", { span: 12, id: "limits" }, limits.node);
+  root.append(el("div", { class: "bar" }, el("label", { class: "field" }, "Subject", filter)), el("div", { class: "grid" }, box));
+
+  function draw() {
+    const shown = seen.filter((one) => one.subject.includes(wanted.subject));
+    limits.update(shown.map((one) => Object.assign([head(one.route), one.per, { text: one.subject || "all", name: "mono" }, one.limit, one.said,
+      num(one.limit === "large_share" ? percent(one.left) : one.limit === "cost" ? `$${one.left.toFixed(2)}` : count(Math.max(0, Math.round(one.left)))),
+      { text: count(one.refused), name: one.refused ? "n bad" : "n" }, num(clock(one.at, true))], {})));
+  }
+
+  async function load() {
+    try {
+      const told = await get("/admin/limits?top=1000", { signal: ended.signal });
+      seen = told.limits;
+      box.note(`${plural(told.gateways, "gateway holds", "gateways hold")} them together${told.waiting ? `; ${count(told.waiting)} returns wait for the store` : ""}`);
+      draw();
+    } catch (error) { fail(error); }
+    if (!ended.signal.aborted) timer = setTimeout(load, EVERY_MS);
+  }
+  load();
+  return { unmount() { ended.abort(); clearTimeout(timer); } };
+}

@@ -1,0 +1,48 @@
+"""Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+
+from gateway.adapters.redis_timeline import RedisTimeline
+from gateway.admin.history import Chronicle
+from gateway.admin.live import LiveHandler
+from gateway.admin.page import Page
+from gateway.background import run_within
+from gateway.composition.chains import Parts
+from gateway.composition.parts import Stores
+from gateway.observing.access_log import AccessLog
+from gateway.observing.decisions import Decisions
+from gateway.observing.observer import Observer
+
+SAMPLE_EVERY_S = 5.0
+
+
+class Dashboard:
+    """`observer` sees every request, for the metrics, the access log, the traffic log and those who watch."""
+
+    def __init__(self, parts: Parts, stores: Stores, access_log: AccessLog | None) -> None:
+        self.decisions = Decisions()
+        self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
+        self.observer = Observer(
+            parts.telemetry, parts.clock, access_log, parts.evictions.used, parts.recorder, self.decisions
+        )
+
+    def routes(self) -> list[web.RouteDef]:
+        return [*Page().routes(), *self.chronicle.routes(), *LiveHandler(self.decisions).routes()]
+
+    def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
+        """Until `stack` ends it. `sample` brings the gauges up to date."""
+        stack.push_async_callback(self.chronicle.close)
+        run_within(stack, self.chronicle.run())
+        run_within(stack, self._record(sample))
+
+    async def _record(self, sample: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await sample()
+            self.chronicle.record()
+            await asyncio.sleep(SAMPLE_EVERY_S)
