@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
+from gateway.admin.forgetting import route_to_forget, saved
 from gateway.cache.control.route_control import RouteControl
-from gateway.errors import StoreUnavailable
 from gateway.policy.model import Policy, Semantic
 from gateway.spaces import Spaces
 
@@ -34,23 +33,14 @@ class Quality:
         return json_answer({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
-        # A page of another site can send a form or plain text here without asking; JSON it cannot.
-        if request.content_type != "application/json":
-            return json_answer({"error": "expected content-type application/json"}, 415)
-        route = _route_of(await request.read())
         rules = self._rules()
-        if route is None:
-            return json_answer({"error": 'expected a body such as {"route": "default"}'}, 400)
-        if route not in rules:
-            return json_answer({"error": f"no route {route[:64]!r} has a semantic cache", "routes": list(rules)}, 404)
+        route = await route_to_forget(request, rules, "a semantic cache")
+        if isinstance(route, web.Response):
+            return route
         space = self._spaces.serving
         control = space.controls.of(route)
         control.reset()
-        try:
-            await space.learning.save_one(route)
-            stored = True
-        except StoreUnavailable:
-            stored = False  # saved with the next change, or at the end: until then a restart would bring it back
+        stored = await saved(space.learning, route)
         return json_answer({**_shown(route, rules[route], control), "stored": stored})
 
     def _rules(self) -> Mapping[str, Semantic]:
@@ -82,12 +72,3 @@ def _shown(route: str, rule: Semantic, control: RouteControl) -> dict[str, Any]:
 def _interval(share: float, low: float, high: float) -> dict[str, float | None]:
     """With its 95 % interval."""
     return {name: None if math.isnan(x) else x for name, x in (("share", share), ("low", low), ("high", high))}
-
-
-def _route_of(body: bytes) -> str | None:
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    route = given.get("route") if isinstance(given, dict) else None
-    return route if isinstance(route, str) else None

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.errors import StoreUnavailable
+from gateway.admin.forgetting import route_to_forget, saved
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
@@ -58,20 +57,12 @@ class Routing:
         return json_answer({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
-        # A page of another site can send a form or plain text here without asking; JSON it cannot.
-        if request.content_type != "application/json":
-            return json_answer({"error": "expected content-type application/json"}, 415)
-        route, targets = _route_of(await request.read()), self._targets()
-        if route is None:
-            return json_answer({"error": 'expected a body such as {"route": "default"}'}, 400)
-        if route not in targets:
-            return json_answer({"error": f"no route {route[:64]!r} has two models", "routes": list(targets)}, 404)
+        targets = self._targets()
+        route = await route_to_forget(request, targets, "two models")
+        if isinstance(route, web.Response):
+            return route
         self._escalations.of(route).reset()
-        try:
-            await self._learning.save_one(route)
-            stored = True
-        except StoreUnavailable:
-            stored = False  # saved with the next change, or at the end: until then a restart would bring it back
+        stored = await saved(self._learning, route)
         return json_answer({**self._shown(route, targets[route]), "stored": stored})
 
     def _targets(self) -> Mapping[str, Target]:
@@ -98,12 +89,3 @@ class Routing:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _route_of(body: bytes) -> str | None:
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    route = given.get("route") if isinstance(given, dict) else None
-    return route if isinstance(route, str) else None
