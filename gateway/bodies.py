@@ -151,3 +151,22 @@ class Ready(AsyncIterator[T], Generic[T]):
     def rest(self) -> tuple[T, ...]:
         items, self._next = self._items[self._next :], len(self._items)
         return items
+
+
+class AtHand:
+    """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
+
+    replayable = True
+
+    def __init__(self, body: bytes = b"") -> None:
+        self._body = body
+
+    async def read(self) -> bytes:
+        return self._body
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return once(self._body) if self._body else None
+
+
+async def once(body: bytes) -> AsyncIterator[bytes]:
+    yield body

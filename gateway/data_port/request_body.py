@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from gateway.bodies import once
 from gateway.errors import BadRequest, RequestTimeout, TooLarge
 
 # What `Content-Encoding` names -> the window bits that zlib wants.
@@ -20,10 +21,6 @@ def taken_whole(http: web.BaseRequest) -> bytes | None:
     """The body, if it has come with its head, as most do: no waiting and no timer."""
     content = http.content
     return content.read_nowait(-1) if content.is_eof() and content.exception() is None else None
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
 
 
 class HttpBody:
@@ -47,7 +44,7 @@ class HttpBody:
 
     def stream(self) -> AsyncIterator[bytes] | None:
         if self._taken is not None:
-            return _once(self._taken) if self._taken else None
+            return once(self._taken) if self._taken else None
         return self._stream() if self._http.can_read_body else None
 
     @property

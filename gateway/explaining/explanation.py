@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 from multidict import CIMultiDict
 
+from gateway.bodies import AtHand
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
@@ -131,18 +132,6 @@ def _seconds(prediction: Mapping[str, float]) -> str:
     )
 
 
-class _NoBody:
-    async def read(self) -> bytes:
-        return b""
-
-    def stream(self) -> AsyncIterator[bytes] | None:
-        return None
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-
 def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
     """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
     `BadRequest`."""
@@ -159,7 +148,7 @@ def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
         path=str(wrapped.get("path", "/v1/chat/completions")),
         query="",
         headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
-        source=_NoBody(),
+        source=AtHand(),
         received=clock.monotonic(),
         trace=Trace(clock),
         body=orjson.dumps(wrapped["body"]),

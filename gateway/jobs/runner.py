@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from multidict import CIMultiDict
 
-from gateway.bodies import close_body
+from gateway.bodies import AtHand, close_body
 from gateway.errors import StreamBroken
 from gateway.jobs.model import Job, Result
 from gateway.jobs.sealing import Sealer, Unsealable
@@ -26,23 +24,6 @@ class NoAnswer(Exception):
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
         self.final = final
-
-
-class JobBody:
-    """A body that is here already."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def read(self) -> bytes:
-        return self._body
-
-    def stream(self) -> AsyncIterator[bytes] | None:
-        return _once(self._body) if self._body else None
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
 
 class Runner:
@@ -88,7 +69,7 @@ class Runner:
             path=job.path,
             query=job.query,
             headers=headers,
-            source=JobBody(job.body),
+            source=AtHand(job.body),
             received=self._clock.monotonic(),
             trace=trace,
             patient=True,
@@ -119,7 +100,3 @@ class Runner:
         if size > self._max_result:
             raise NoAnswer(f"the answer is larger than {self._max_result} bytes (jobs.max_result)", final=True)
         return pieces[0] if len(pieces) == 1 else b""
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import grpc
 from multidict import CIMultiDict
 
+from gateway.bodies import AtHand
 from gateway.dialects.kserve import STREAM
 from gateway.messages import Request, Response
 from gateway.observing.trace import Trace
@@ -34,24 +35,6 @@ STATUS = {
 # Of a message rather than of its bytes on a wire; gRPC has its own.
 NOT_TOLD = frozenset({"content-type", "content-length", "inference-header-content-length", "server", "connection"})
 METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
-
-
-class Held:
-    """A body that is here already."""
-
-    replayable = True
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def read(self) -> bytes:
-        return self._body
-
-    def stream(self) -> AsyncIterator[bytes] | None:
-        return self._pieces() if self._body else None
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        yield self._body
 
 
 class Asking:
@@ -83,7 +66,7 @@ class Asking:
             path=path,
             query="",
             headers=headers,
-            source=Held(body),
+            source=AtHand(body),
             received=self._clock.monotonic(),
             trace=Trace(self._clock),
         )

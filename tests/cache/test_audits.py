@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.bodies import AtHand
 from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
 from gateway.dialects.openai import OpenAI
@@ -227,19 +228,7 @@ def missed(served: Served) -> Request:
     """A request whose neighbour was refused."""
     trace = Trace(served.gateway.parts.clock)
     trace.judged = judged_of(reason=Refusal.SIMILARITY)
-    return Request("id", "POST", "/v1/chat/completions", "", {}, NoBody(), 0.0, trace, call=HI, route="default")
-
-
-class NoBody:
-    async def read(self) -> bytes:
-        return b""
-
-    def stream(self) -> AsyncIterator[bytes] | None:
-        return None
-
-    @property
-    def replayable(self) -> bool:
-        return True
+    return Request("id", "POST", "/v1/chat/completions", "", {}, AtHand(), 0.0, trace, call=HI, route="default")
 
 
 # Hits

@@ -20,7 +20,7 @@ from gateway.adapters.onnx_folder import ModelFolder
 from gateway.adapters.onnx_reader import Vectors
 from gateway.adapters.system_clock import SystemClock
 from gateway.adapters.triton_backend import TritonBackend
-from gateway.bodies import close_body
+from gateway.bodies import AtHand, close_body
 from gateway.config import Tensors, Timeouts
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
@@ -108,18 +108,6 @@ async def absent(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
         yield made
 
 
-class NoBody:
-    async def read(self) -> bytes:
-        return b""
-
-    def stream(self) -> AsyncIterator[bytes] | None:
-        return None
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-
 def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:
     clock = SystemClock()
     request = Request(
@@ -128,7 +116,7 @@ def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:
         path=path,
         query="",
         headers=CIMultiDict(),
-        source=NoBody(),
+        source=AtHand(),
         received=clock.monotonic(),
         trace=Trace(clock),
     )
