@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -92,7 +92,3 @@ def outcome(rows: Iterable[tuple[bool, bool, bool]]) -> Outcome:
     possible = [kept for _, was_possible, kept in rows if was_possible]
     return Outcome(sum(large for large, _, _ in rows) / len(rows), len(possible) / len(rows),
                    sum(possible) / max(1, len(possible)))  # fmt: skip
-
-
-Chooser = Callable[[Arrival], bool]
-"""Whether the large one is asked."""

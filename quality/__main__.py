@@ -38,7 +38,6 @@ from quality.streams import (
 from quality.world import Opinions, Plain, World, embedded
 
 SECTIONS = ("http", "replay", "domains", "traps", "cost")
-ROOT = Path(__file__).parents[1]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,10 +15,6 @@ HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of it is go
 CLOSE_S = 5.0  # how long a side may take to say goodbye
 
 
-def is_upgrade(http: web.BaseRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
 async def relay(
     http: web.BaseRequest, upstream: Duplex, *, max_frame: int, stopping: asyncio.Event
 ) -> web.WebSocketResponse:

@@ -152,15 +152,6 @@ class Target:
         return next((tier.name for tier in self.tiers if backend in (tier.backend, *tier.members)), None)
 
 
-def one_backend(name: str) -> Target:
-    """Every miss goes to this one."""
-    return Target((Tier(name, name),))
-
-
-def light_and_large(light: str, large: str, escalate_above: float) -> Target:
-    return Target((Tier("light", light), Tier("large", large)), (escalate_above,))
-
-
 def tier_of_parts(name: str | None, parts: tuple[Part, ...]) -> Tier:
     """`name` None: that of its backend."""
     main = max(parts, key=lambda part: part.share).backend

@@ -18,9 +18,10 @@ from gateway.cache.explained import ExplainedPair
 from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector
-from gateway.policy.model import Policy, Route, Semantic, one_backend
+from gateway.policy.model import Policy, Route, Semantic
 from gateway.ports import Acceptance, Candidate, Opinion
 from tests.fixtures.entries import vector_of
+from tests.fixtures.targets import one_backend
 
 PROMISE, PLAIN = Semantic(60.0, Acceptance(max_wrong_hits=0.01)), Semantic(60.0, Acceptance(min_similarity=0.9))
 NOTHING_WRONG = [(0.0, 0.02)] * BANDS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.policy.model import light_and_large, one_backend
 from gateway.ports import Acceptance
+from tests.fixtures.targets import light_and_large, one_backend
 
 from .documents import policy, rule
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.policy.load import policy_from_text
-from gateway.policy.model import Target, Tier, light_and_large, one_backend
+from gateway.policy.model import Target, Tier
 from gateway.policy.targets import Cascade, Part, Shadow
+from tests.fixtures.targets import light_and_large, one_backend
 from tests.policy.documents import config
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
 from gateway.messages import Choice
-from gateway.policy.model import light_and_large, one_backend
 from gateway.routing.budget import budget_of
 from gateway.routing.choice import Decision, choose, fits, only
 from gateway.routing.latency import Prediction
 from gateway.routing.outlook import Outlook, Remaining
+from tests.fixtures.targets import light_and_large, one_backend
 
 TIERS = light_and_large("small", "big", 0.5)
 FAST, SLOW, SLOWER = (Prediction(t / 10, t / 100, t) for t in (0.1, 5.0, 9.0))

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import SnapshotInvalid
-from gateway.policy.model import Target, light_and_large
+from gateway.policy.model import Target
 from gateway.routing.calibration import Fit
 from gateway.routing.escalation import RouteEscalation
+from tests.fixtures.targets import light_and_large
 
 FIXED = light_and_large("light", "large", 0.5)
 SHARE = replace(FIXED, large_share=0.3)

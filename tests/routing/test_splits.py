@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.messages import Choice
-from gateway.policy.model import Target, Tier, light_and_large
+from gateway.policy.model import Target, Tier
 from gateway.policy.targets import Part
 from gateway.routing.choice import Decision
 from gateway.routing.splits import point_of, resolved, with_fallbacks
+from tests.fixtures.targets import light_and_large
 
 KEYS = [str(i).encode() for i in range(4000)]
 
