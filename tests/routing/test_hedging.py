@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,22 @@ def main(pair: tuple[Upstream, ...], **keys: Any) -> dict[str, Any]:
 
 async def known(served: Served, pair: tuple[Upstream, ...], clock: FakeClock, calls: int = 20) -> None:
     """What the first one takes is known, and the budget has so many calls. Then it holds its answers back."""
-
-    async def taking(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        clock.advance(TOOK_S)
-        return web.json_response(completion(call, "a answers"))
-
-    pair[0].answer = taking
+    pair[0].answer = taking(clock, TOOK_S, "a answers")
     for i in range(calls):
         assert (await served.chat(f"known {i}")).text == "a answers"
     assert len(pair[1].calls) == 0
     pair[0].answer = None
     pair[0].gate.clear()
+
+
+@asynccontextmanager
+async def hedging(
+    pair: tuple[Upstream, ...], folder: Path, clock: FakeClock, calls: int = 20, **keys: Any
+) -> AsyncIterator[Served]:
+    """A gateway before the two, `known`. `keys`: of the backend."""
+    async with gateway_of(config_of(folder, main(pair, **keys)), NO_CACHE, clock=clock) as served:
+        await known(served, pair, clock, calls)
+        yield served
 
 
 def hedges(served: Served) -> dict[str, float]:
@@ -78,6 +83,14 @@ def inflight(served: Served) -> list[tuple[int, int]]:
     return [(lane.load, lane.backend.crowd.inflight) for lane in lanes(served)]
 
 
+def taking(clock: FakeClock, seconds: float, text: str) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(seconds)
+        return web.json_response(completion(call, text))
+
+    return answer
+
+
 def answering(status: int) -> Script:
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no"}}, status=status)
@@ -88,8 +101,7 @@ def answering(status: int) -> Script:
 async def test_the_second_upstream_answers_and_the_first_call_is_cancelled(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         answer = await served.chat("slow")
         assert answer.text == "b answers: slow"
         assert hedges(served) == {"won": 1}
@@ -102,13 +114,8 @@ async def test_the_second_upstream_answers_and_the_first_call_is_cancelled(
 async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_takes(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async def later(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        clock.advance(1.0)
-        return web.json_response(completion(call, "b answers"))
-
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
-        pair[1].answer = later
+    async with hedging(pair, tmp_path, clock) as served:
+        pair[1].answer = taking(clock, 1.0, "b answers")
         lane = lanes(served)[0]
         before = lane.predict(Asked(route="default"), clock.monotonic(), 0.95)
         await served.chat("slow")
@@ -122,8 +129,7 @@ async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_tak
 async def test_the_first_upstream_may_answer_after_all(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         pair[1].gate.clear()
         asking = asyncio.create_task(served.chat("slow"))
         await until(pair[1].arrived.is_set)
@@ -148,8 +154,7 @@ async def test_a_stream_is_hedged_before_its_first_byte_and_never_after_it(
         await response.write(chunk(call, {"content": " two"}, "stop") + b"data: [DONE]\n\n")
         return response
 
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         pair[1].answer = in_two_parts
         asking = asyncio.create_task(served.chat("slow", stream=True))
         await until(paused.is_set)
@@ -171,8 +176,7 @@ async def test_a_stream_is_hedged_before_its_first_byte_and_never_after_it(
 async def test_a_client_that_leaves_cancels_both(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         pair[1].gate.clear()
         asking = asyncio.create_task(served.chat("slow"))
         await until(pair[1].arrived.is_set)
@@ -186,8 +190,7 @@ async def test_a_client_that_leaves_cancels_both(
 async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock, calls=4)  # no budget yet: the call waits on
+    async with hedging(pair, tmp_path, clock, calls=4) as served:  # no budget yet: the call waits on
         asking = asyncio.create_task(served.chat("slow"))
         await until(lambda: pair[0].calls[-1].json["messages"][0]["content"] == "slow")
         asking.cancel()
@@ -198,9 +201,7 @@ async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
 async def test_no_more_than_the_budget_is_hedged(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    config = config_of(tmp_path, main(pair, hedge={"after": "p90", "budget": "5%"}))
-    async with gateway_of(config, NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock, calls=39)
+    async with hedging(pair, tmp_path, clock, calls=39, hedge={"after": "p90", "budget": "5%"}) as served:
         assert (await served.chat("slow")).text == "b answers: slow"
         assert (await served.chat("slow too")).text == "b answers: slow too"
         asking = asyncio.create_task(served.chat("slow again"))
@@ -213,9 +214,7 @@ async def test_no_more_than_the_budget_is_hedged(
 async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    config = config_of(tmp_path, main(pair, max_concurrency=1, adaptive="off"))
-    async with gateway_of(config, NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock, max_concurrency=1, adaptive="off") as served:
         asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
         await until(lambda: hedges(served).get("overloaded"))
         assert len(pair[1].calls) == 0
@@ -226,8 +225,7 @@ async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
 async def test_while_the_first_one_fails_the_second_one_decides(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         pair[0].answer = answering(503)
         pair[1].gate.clear()
         asking = asyncio.create_task(served.chat("slow"))
@@ -244,8 +242,7 @@ async def test_while_the_first_one_fails_the_second_one_decides(
 async def test_where_both_fail_the_retries_decide_as_ever(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         pair[0].answer = pair[1].answer = answering(503)
         pair[1].gate.clear()
         asking = asyncio.create_task(served.chat("slow"))
@@ -262,8 +259,7 @@ async def test_where_both_fail_the_retries_decide_as_ever(
 async def test_without_a_hedge_the_first_one_is_waited_for(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock, keys: dict[str, Any]
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair, **keys)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock, **keys) as served:
         asking = asyncio.create_task(served.chat("slow"))
         await asyncio.wait({asking}, timeout=4 * TOOK_S)
         pair[0].gate.set()
@@ -275,8 +271,7 @@ async def test_without_a_hedge_the_first_one_is_waited_for(
 async def test_what_may_not_be_sent_twice_or_could_not_help_is_not(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock, ask: str
 ) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         if ask == "store":
             asked: Any = served.chat("slow", store=True)
         elif ask == "upload":
@@ -294,21 +289,15 @@ async def test_what_may_not_be_sent_twice_or_could_not_help_is_not(
 async def test_the_upstreams_time_is_counted_once(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async def later(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        clock.advance(2.0)
-        return web.json_response(completion(call, "b answers"))
-
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
-        pair[1].answer = later
+    async with hedging(pair, tmp_path, clock) as served:
+        pair[1].answer = taking(clock, 2.0, "b answers")
         answer = await served.chat("slow")
         timing = dict(part.split(";dur=") for part in answer.headers["Server-Timing"].split(", "))
         assert float(timing["upstream"]) == pytest.approx(2000, abs=1)
 
 
 async def test_the_metric_and_the_page_tell(pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock) -> None:
-    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        await known(served, pair, clock)
+    async with hedging(pair, tmp_path, clock) as served:
         await served.chat("slow")
         async with aiohttp.ClientSession() as session, session.get(served.admin_url + "/metrics") as response:
             assert 'nearhit_hedges_total{outcome="won"} 1.0' in await response.text()
