@@ -57,7 +57,6 @@ from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
 from gateway.stages.authenticate import Keys, Passthrough
-from gateway.stages.feedback import Feedback
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, RouteTable
 from gateway.stages.protect import Protect
@@ -169,7 +168,7 @@ class Gateway:
                     shape=shape_of_errors,
                 ),
                 self._authenticate(),  # before the body is read: strangers cost nothing
-                Feedback(parts.memory, parts.spaces, parts.escalations, telemetry),  # no route of its own
+                parts.feedback,  # no route of its own
                 *self.jobs.stages,  # before the policy: what is answered later meets it when it runs
                 ApplyPolicy(self._current, DIALECTS),
             ],

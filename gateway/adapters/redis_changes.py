@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.adapters.redis_journal import CHANGES
 from gateway.errors import StoreUnavailable
-from gateway.ports.replication import Change, ChangeKind, Page
+from gateway.ports.replication import Change, ChangeKind, Page, number_of
 
 LOG = logging.getLogger("nearhit.replication")
 START = "0-0"
@@ -33,6 +33,12 @@ class RedisChanges:
     async def end(self) -> str:
         info, _, _ = await self._within(lambda: self._look(START, count=1))
         return START if info is None else _text(info["last-generated-id"])
+
+    async def oldest(self) -> str:
+        info, rows, _ = await self._within(lambda: self._look(START, count=1))
+        if info is None or not rows:
+            return START if info is None else _text(info["last-generated-id"])
+        return _text(rows[0][0])
 
     async def read(self, after: str) -> Page:
         info, rows, (seconds, micros) = await self._within(lambda: self._look(after, count=PAGE))
@@ -76,29 +82,25 @@ class RedisChanges:
 def _missed(after: str, info: Mapping[str, Any], added: int) -> bool:
     """Whether an entry behind `after` may be gone. The oldest ones go first, so nothing is missed where one lies there
     that is not younger than `after`; and a stream that ends before it is another one."""
-    at, last = _number(after), _number(_text(info["last-generated-id"]))
+    at, last = number_of(after), number_of(_text(info["last-generated-id"]))
     if at == last:
         return False
     if at > last or not info["length"]:
         return True
-    if at == _number(START):  # from the beginning: has anything been trimmed yet?
+    if at == number_of(START):  # from the beginning: has anything been trimmed yet?
         return added > int(info["length"])
-    return _number(_text(info["first-entry"][0])) > at
-
-
-def _number(position: str) -> tuple[int, int]:
-    milliseconds, _, sequence = position.partition("-")
-    return int(milliseconds), int(sequence or 0)
+    return number_of(_text(info["first-entry"][0])) > at
 
 
 def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[Any]) -> Change:
-    at = _number(_text(identifier))[0] / 1e3
+    position = _text(identifier)
+    at = number_of(position)[0] / 1e3
     said = {_text(name): _text(value) for name, value in dict(fields).items()}
     by = said.pop("by", "")
     for name, value in said.items():
         if name in KINDS:
-            return Change(KINDS[name], by, at, value)
-    return Change(None, by, at, "")
+            return Change(KINDS[name], by, at, value, position)
+    return Change(None, by, at, "", position)
 
 
 def _text(value: bytes | str) -> str:

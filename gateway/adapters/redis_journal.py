@@ -14,6 +14,8 @@ from typing import Any
 from gateway.ports.replication import ChangeKind
 
 CHANGES = "nearhit:1:changes"
+SPOKEN = "nearhit:1:spoken"
+MOST_SPOKEN = 10_000  # 1.3 kB each at most: a label with its vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -15,7 +15,7 @@ from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
-from gateway.routing.breaker import Breaker
+from gateway.routing.breaker import Breaker, State
 from gateway.routing.latency import Asked, LatencyBook, Prediction
 from gateway.routing.outliers import Record
 from gateway.routing.waits import Waits, wait_s
@@ -77,6 +77,7 @@ class Lane:
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
         self._telling = 0  # those of them from which latencies are learnt
         self._waits = Waits()
+        self.opened: Callable[[], None] = lambda: None  # told when the breaker opens
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
         self._clock = clock
         self._telemetry = telemetry
@@ -169,8 +170,11 @@ class Lane:
         self.record.add(ok=ok, now=now)
         if ok:
             self.breaker.succeeded(asked_at=sent.at)
-        else:
-            self.breaker.failed(now, asked_at=sent.at)
+            return
+        before = self.breaker.state(now)
+        self.breaker.failed(now, asked_at=sent.at)
+        if before is State.CLOSED and self.breaker.state(now) is not State.CLOSED:
+            self.opened()
 
     def _heed(self, request: Request, response: Response, now: float) -> None:
         """An account's limits are of that account; what an upstream cannot do at all (503) is the same for all."""

@@ -20,6 +20,7 @@ from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
 from gateway.composition.dispatching import dispatch_of
+from gateway.composition.fleet import Fleet
 from gateway.composition.parts import Stores, evictions_of
 from gateway.composition.recording import Standing, recorder_of
 from gateway.composition.space_parts import Ground, open_spaces
@@ -45,7 +46,7 @@ from gateway.stages.audit import Audit
 from gateway.stages.coalesce import Coalesce
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
-from gateway.stages.feedback import Memory
+from gateway.stages.feedback import Feedback, Memory, Verdicts
 from gateway.stages.lead import Lead
 from gateway.stages.limit import CountRequests, Limit
 from gateway.stages.models import Models
@@ -79,6 +80,8 @@ class Parts:
     telemetry: Telemetry
     max_entry: int
     memory: Memory
+    fleet: Fleet
+    feedback: Feedback
     background: Background
     evictions: Evictions
     recorder: Recorder
@@ -100,7 +103,7 @@ async def build_parts(
 ) -> Parts:
     """`embedder`: of the model in use. What is to be ended with the gateway is left to `stack`. Raises
     `StartFailed`."""
-    telemetry, memory = Telemetry(), Memory(ServedHits(), Counterexamples())
+    telemetry, memory, fleet = Telemetry(), Memory(ServedHits(), Counterexamples()), Fleet(stores, clock)
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
@@ -108,7 +111,7 @@ async def build_parts(
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
     standing = Standing()
     recorder = recorder_of(stack, config, standing, clock, telemetry)
-    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw, recorder)
+    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw, fleet, recorder)
     spaces, former = await open_spaces(stack, ground, embedder)
     background = Background()
     stack.push_async_callback(background.close)
@@ -118,11 +121,14 @@ async def build_parts(
     quotas = Quotas(stores.quotas, clock, telemetry)
     stack.push_async_callback(quotas.close)
     run_within(stack, quotas.run())
-    escalations = Escalations(spaces.filled.complexity.basis, clock, telemetry)
+    escalations = Escalations(spaces.filled.complexity.basis, clock, telemetry, fleet.teller("routing"))
     standing.stands_on(spaces, escalations)
-    routing = Learning(escalations, Shelf(stores.redis, "routing"))
+    routing = Learning(escalations, Shelf(stores.redis, "routing"), position=fleet.position)
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
     run_within(stack, routing.begin())
+    fleet.hints(pools)
+    fleet.learns(stack, spaces, escalations, routing)
+    verdicts = Verdicts(memory, spaces, escalations, telemetry)
     audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
     shadows = Shadows(pools, prices, telemetry, clock, draw)
@@ -146,6 +152,8 @@ async def build_parts(
         telemetry=telemetry,
         max_entry=config.store.max_entry,
         memory=memory,
+        fleet=fleet,
+        feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
         background=background,
         evictions=evictions_of(config, stores, spaces, telemetry, clock),
         recorder=recorder,

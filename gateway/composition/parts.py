@@ -27,6 +27,7 @@ from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
+from gateway.adapters.redis_spoken import RedisReplies, RedisSpoken
 from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.redis_weights import RedisWeights
@@ -83,6 +84,8 @@ class Stores:
     server: EmbeddedValkey | None
     changes: RedisChanges | None  # as `leases`
     journal: Journal | None
+    spoken: RedisSpoken | None
+    replies: RedisReplies
 
     async def close(self) -> None:
         await self.redis.close()
@@ -113,7 +116,21 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
     sync = Syncing(client) if config.jobs.fsync else None
     jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
     changes = RedisChanges(client) if shared else None
-    return Stores(front, redis, RedisRemovals(redis, client), leases, quotas, jobs, batches, server, changes, journal)
+    spoken = None if journal is None else RedisSpoken(redis, client, journal.gateway)
+    return Stores(
+        front=front,
+        redis=redis,
+        removals=RedisRemovals(redis, client),
+        leases=leases,
+        quotas=quotas,
+        jobs=jobs,
+        batches=batches,
+        server=server,
+        changes=changes,
+        journal=journal,
+        spoken=spoken,
+        replies=RedisReplies(redis, client),
+    )
 
 
 def build_encoder(config: EmbeddingModel) -> TextEncoder:

@@ -16,6 +16,7 @@ from gateway.background import run_within
 from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.price import Price
+from gateway.composition.fleet import Fleet
 from gateway.composition.parts import Stores, build_complexity, build_embedder, build_verifier
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
@@ -47,6 +48,7 @@ class Ground:
     telemetry: Telemetry
     clock: Clock
     draw: Callable[[], float]
+    fleet: Fleet
     recorder: Recorder
 
 
@@ -115,8 +117,9 @@ async def _open(
         life.push_async_callback(checkpoints.save)  # once nothing is added any more
     verifier = build_verifier(config.verifier, section)
     life.callback(verifier.close)
-    controls = Controls(verifier.prior, f"{embedder.fingerprint} {verifier.basis}", telemetry.requests_of)
-    learning = Learning(controls, behind)
+    basis = f"{embedder.fingerprint} {verifier.basis}"
+    controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))
+    learning = Learning(controls, behind, position=ground.fleet.position)
     life.push_async_callback(learning.save)  # once nothing is learnt any more
     labels = Labels(controls, ground.counterexamples, behind, telemetry, ground.recorder.label)
     comparisons = Comparisons(embedder, labels, telemetry)

@@ -16,6 +16,7 @@ class ChangeKind(StrEnum):
     COUNTEREXAMPLE = "counterexample"  # its key
     BANS = "bans"  # something was removed; nothing further
     POLICY = "policy"  # in force at that gateway: its hash
+    SAID = "said"  # what a gateway tells the others beside what it stores: base64 of msgpack, a topic and what it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Change:
     by: str  # the gateway that made it
     at: float  # seconds since the epoch, by the store's clock
     value: str
+    position: str = ""  # of itself in the log
 
     @property
     def names(self) -> list[str]:
@@ -46,6 +48,12 @@ class Page:
     now: float  # seconds since the epoch, by the store's clock
 
 
+def number_of(position: str) -> tuple[int, int]:
+    """What positions are compared by."""
+    milliseconds, _, sequence = position.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
 class ChangeLog(Protocol):
     """Changes in the order in which the store has seen them; the oldest are forgotten. Every method raises
     `StoreUnavailable`."""
@@ -53,7 +61,26 @@ class ChangeLog(Protocol):
     async def end(self) -> str:
         """The position behind the youngest change."""
 
+    async def oldest(self) -> str:
+        """The position behind the oldest change that is still there."""
+
     async def read(self, after: str) -> Page: ...
 
     async def wait(self, after: str) -> None:
         """Returns once there is a change after `after`, or after a while."""
+
+
+class SpokenLog(ChangeLog, Protocol):
+    """A log in which gateways talk, beside what they store. Raises `StoreUnavailable`."""
+
+    async def say(self, values: Sequence[str]) -> str:
+        """As changes of kind `SAID`, in order -> the position of the last one. There must be one."""
+
+
+class Replies(Protocol):
+    """Answers to what one gateway has asked all others. Raises `StoreUnavailable`."""
+
+    async def reply(self, name: str, answer: bytes) -> None: ...
+
+    async def wait(self, name: str, seconds: float) -> bytes | None:
+        """The first one; None where there is none in that time."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from gateway.cache.control.route_control import Said
 from gateway.messages import Request
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
@@ -32,10 +33,17 @@ class Answered:
 
 
 class Escalations:
-    """`basis` names what makes the scores."""
+    """`basis` names what makes the scores; `tell` is given what other gateways are to hear of a route."""
 
-    def __init__(self, basis: str, clock: Clock, telemetry: Telemetry) -> None:
-        self._basis = basis
+    def __init__(
+        self,
+        basis: str,
+        clock: Clock,
+        telemetry: Telemetry,
+        tell: Callable[[str, str, Said], None] = lambda *_: None,
+    ) -> None:
+        self.basis = basis
+        self._tell = tell
         self._clock = clock
         self._telemetry = telemetry
         self._routes: dict[str, RouteEscalation] = {}
@@ -44,7 +52,7 @@ class Escalations:
     def of(self, route: str) -> RouteEscalation:
         control = self._routes.get(route)
         if control is None:
-            control = self._routes[route] = RouteEscalation(self._basis)
+            control = self._routes[route] = RouteEscalation(self.basis)
         return control
 
     def all(self) -> Iterator[tuple[str, RouteEscalation]]:
@@ -85,6 +93,13 @@ class Escalations:
         """`source`: feedback, audit or cascade. `weight`: see `RouteEscalation.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
         self.of(route).observe(score, light_was_worse, source, weight)
+        self._tell(self.basis, route, (score, light_was_worse, weight))
+
+    def hear(self, basis: str, route: str, said: Said) -> None:
+        """What another gateway has observed. Raises `ValueError` or `TypeError` where it cannot be read."""
+        if basis == self.basis and route in self._routes:
+            score, worse, weight = said
+            self._routes[route].hear(float(score), bool(worse), float(weight))
 
     def feedback(self, tenant: str, request_id: str, verdict: str) -> Answered | None:
         """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
+
+import msgpack
 
 from gateway.errors import SnapshotInvalid, StoreUnavailable
 from gateway.ports import LearningStore
 
 LOG = logging.getLogger("nearhit.quality")
 SAVE_EVERY_S = 60.0
+PLACED = "placed"  # what a snapshot with a position begins with
 
 
 class Learnt(Protocol):
@@ -52,15 +55,31 @@ class Shelf:
         return await self._store.learning(f"{self._kind}/{route}")
 
 
-class Learning:
-    """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it. Gateways on
-    one store share snapshots: the last one that saves a route is what the next start finds."""
+async def _nowhere() -> str | None:
+    return None
 
-    def __init__(self, controls: Learners, store: LearningStore, every_s: float = SAVE_EVERY_S) -> None:
+
+class Learning:
+    """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it.
+
+    Gateways on one store tell each other what they learn (`gateway.quality.sharing`), so that each one's snapshot is
+    that of all: which of them saves a route last does not matter. `position` says up to where the others have been
+    heard; it is kept with the snapshot, and a start goes on from there."""
+
+    def __init__(
+        self,
+        controls: Learners,
+        store: LearningStore,
+        every_s: float = SAVE_EVERY_S,
+        position: Callable[[], Awaitable[str | None]] = _nowhere,
+    ) -> None:
         self._controls = controls
         self._store = store
         self._every_s = every_s
+        self._position = position
         self._retired = False
+        self.restored = asyncio.Event()  # all routes have been, once
+        self.positions: dict[str, str] = {}  # of the snapshots that were read
         self._saved: dict[str, tuple[int, int]] = {}  # by route that has been restored: the state that the store has
 
     async def restore(self) -> None:
@@ -68,6 +87,12 @@ class Learning:
         for route, control in self._controls.all():
             if route not in self._saved:
                 await self._restore(route, control)
+        self.restored.set()
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Those whose last snapshot has been read."""
+        return tuple(self._saved)
 
     def retire(self) -> None:
         """Nothing is saved from now on: lookups are by another embedding model, whose snapshots take the place."""
@@ -90,9 +115,10 @@ class Learning:
         """Raises `StoreUnavailable`."""
         if self._retired:
             return
+        position = await self._position()
         control = self._controls.of(route)
         state = control.state
-        await self._store.put_learning(route, control.snapshot())
+        await self._store.put_learning(route, _placed(position, control.snapshot()))
         self._saved[route] = state
 
     async def begin(self) -> None:
@@ -115,7 +141,29 @@ class Learning:
         kept = await self._store.learning(route)
         try:
             if kept is not None and control.version == 0:  # what it has learnt itself meanwhile is newer
-                control.restore(kept)
+                position, snapshot = _taken_apart(kept)
+                control.restore(snapshot)
+                if position is not None:
+                    self.positions[route] = position
         except SnapshotInvalid as error:
             LOG.warning("what was learnt does not fit", extra={"fields": {"route": route, "error": str(error)}})
         self._saved[route] = control.state
+
+
+def _placed(position: str | None, snapshot: bytes) -> bytes:
+    """Without a position as it is, as gateways before those that share wrote it."""
+    if position is None:
+        return snapshot
+    packed: bytes = msgpack.packb((PLACED, position, snapshot))
+    return packed
+
+
+def _taken_apart(kept: bytes) -> tuple[str | None, bytes]:
+    """The opposite. What is neither is for `restore` to refuse."""
+    try:
+        match msgpack.unpackb(kept, use_list=False):
+            case (name, str(position), bytes(snapshot)) if name == PLACED:
+                return position, snapshot
+    except (ValueError, msgpack.UnpackException):
+        pass
+    return None, kept

@@ -83,6 +83,11 @@ class Breaker:
         self._probing_since = None
         self._probe_at = now + self._open_s
 
+    def hint(self) -> None:
+        """Another gateway's has opened: where this one meets a failure, too, it need not meet all of them."""
+        if self._failures < self._threshold:
+            self._failures = self._threshold - 1
+
     def eject(self, now: float) -> None:
         """Opens it whatever the failures in a row."""
         if self._failures < self._threshold:

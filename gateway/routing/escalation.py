@@ -113,6 +113,12 @@ class RouteEscalation:
             self._calibration.observe(score, light_was_worse, min(1.0, weight))
             self._quality = None
 
+    def hear(self, score: float, light_was_worse: bool, weight: float) -> None:
+        """What `observe` was told at another gateway, which counts and keeps it."""
+        if self.learning and weight > 0:
+            self._calibration.observe(score, light_was_worse, min(1.0, weight))
+            self._quality = None
+
     def standing(self, target: Target, now: float) -> Standing:
         rule, asked = rule_of(target)
         return Standing(

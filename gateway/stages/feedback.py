@@ -7,6 +7,7 @@ word says whether the light one is enough for questions of that complexity.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from gateway.quality.escalations import Escalations
 from gateway.spaces import Spaces
 
 PATH = "/v1/feedback"
+# Tenant, request id and verdict -> what it was about.
+Heed = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,41 +37,35 @@ class Memory:
     counterexamples: Counterexamples
 
 
-class Feedback:
+class Verdicts:
+    """What becomes of a client's word on an answer that this gateway has given."""
+
     def __init__(self, memory: Memory, spaces: Spaces, escalations: Escalations, telemetry: Telemetry) -> None:
         self._memory = memory
         self._spaces = spaces
         self._escalations = escalations
         self._telemetry = telemetry
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
-        if request.method != "POST" or request.path != PATH:
-            return await forward(request)
-        request_id, verdict = _read(parse_object(await request.source.read()))
-        served = self._memory.served.get(request.tenant, request_id)
+    async def heed(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+        """-> what it was about; None: no such answer of this tenant is remembered here."""
+        served = self._memory.served.get(tenant, request_id)
         if served is None:
-            return self._of_a_model(request, request_id, verdict)
-        request.trace.route = served.route
+            return self._of_a_model(tenant, request_id, verdict)
         self._telemetry.feedback.add(served.route, verdict)
         if not served.told:
-            self._memory.served.tell(request.tenant, request_id)
+            self._memory.served.tell(tenant, request_id)
             self._learn(served, verdict)
         kept = verdict != "wrong" or await self._spaces.serving.labels.refute(served.judged.relation)
-        return _heard({"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept})
+        return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
 
-    def _of_a_model(self, request: Request, request_id: str, verdict: str) -> Response:
+    def _of_a_model(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
         """Kept with the route's next snapshot rather than at once: it is one label among many."""
-        answered = self._escalations.feedback(request.tenant, request_id, verdict)
+        answered = self._escalations.feedback(tenant, request_id, verdict)
         if answered is None:
-            raise NotFound(
-                f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
-                "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
-                "model has answered"
-            )
-        request.trace.route = answered.route
+            return None
         self._telemetry.feedback.add(answered.route, verdict)
         tier = "light" if answered.light else "large"
-        return _heard({"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier})
+        return {"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier}
 
     def _learn(self, served: Served, verdict: str) -> None:
         """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
@@ -79,6 +76,30 @@ class Feedback:
         space.labels.tell(served.route, served.judged, label, "feedback")
         if label is Label.WRONG:
             space.controls.of(served.route).complained()
+
+
+class Feedback:
+    """`elsewhere` asks the other gateways on the store, as a client need not come back to the one that answered it."""
+
+    def __init__(self, verdicts: Verdicts, elsewhere: Heed) -> None:
+        self._verdicts = verdicts
+        self._elsewhere = elsewhere
+
+    async def __call__(self, request: Request, forward: Handler) -> Response:
+        if request.method != "POST" or request.path != PATH:
+            return await forward(request)
+        request_id, verdict = _read(parse_object(await request.source.read()))
+        heard = await self._verdicts.heed(request.tenant, request_id, verdict)
+        if heard is None:
+            heard = await self._elsewhere(request.tenant, request_id, verdict)
+        if heard is None:
+            raise NotFound(
+                f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
+                "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
+                "model has answered"
+            )
+        request.trace.route = heard["route"]
+        return _heard(heard)
 
 
 def _heard(body: dict[str, Any]) -> Response:

@@ -45,6 +45,7 @@ class Tail:
         self._missed = missed
         self._told = told
         self._begun = asyncio.Event()
+        self._stepping = asyncio.Lock()
         self._known_at = clock.monotonic()  # when all there was had been applied
         self._read: int | None = None  # changes of all that were ever made; None: not known yet
         self.position: str | None = None  # all up to here has been applied; None: it has not begun
@@ -52,6 +53,11 @@ class Tail:
     async def from_end(self) -> None:
         """What there is by now is known by other means. Raises `StoreUnavailable`."""
         self.position = await self._log.end()
+        self._begun.set()
+
+    async def from_oldest(self) -> None:
+        """Behind the oldest change that is still there. Raises `StoreUnavailable`."""
+        self.position = await self._log.oldest()
         self._begun.set()
 
     async def resume(self, position: str | None) -> bool:
@@ -81,6 +87,10 @@ class Tail:
 
     async def step(self) -> Page:
         """Applies what comes next. Raises `StoreUnavailable`; then it comes again."""
+        async with self._stepping:
+            return await self._step()
+
+    async def _step(self) -> Page:
         assert self.position is not None
         page = await self._log.read(self.position)
         if page.missed:

@@ -65,6 +65,14 @@ async def asked(served: Served, *questions: str) -> None:
         assert is_miss(await served.chat(question))
 
 
+async def let_go(served: Served) -> list[str]:
+    """As an eviction does it."""
+    names = list(await served.gateway.parts.space.index.fingerprints())
+    await served.gateway.parts.store.delete(names)
+    await served.gateway.parts.spaces.forget(names)
+    return names
+
+
 async def test_what_one_stores_the_other_finds_in_other_words(start: Start) -> None:
     one, two = await start("one"), await start("two")
     await asked(one, ASKED)
@@ -76,8 +84,7 @@ async def test_what_one_lets_go_leaves_the_others_index_and_front(start: Start) 
     one, two = await start("one"), await start("two")
     await asked(one, ASKED)
     await until(lambda: size(two) == 1)
-    names = await one.gateway.parts.space.index.fingerprints()
-    await one.gateway.parts.store.delete(names)
+    names = await let_go(one)
     await until(lambda: size(two) == 0)
     assert two.gateway.parts.store.peek(names[0]) is None
     assert is_miss(await two.chat(SAME))
@@ -103,7 +110,7 @@ async def test_a_replica_that_lags_serves_nothing_that_was_deleted(
     await asked(one, ASKED)
     await until(lambda: size(two) == 1)
     freeze(two)
-    await one.gateway.parts.store.delete(await one.gateway.parts.space.index.fingerprints())
+    await let_go(one)
     assert size(two) == 1  # it does not know yet
     assert is_miss(await two.chat(SAME))
 
@@ -140,7 +147,7 @@ async def test_a_replica_beneath_which_the_log_was_trimmed_compares_itself_with_
     await asked(one, ASKED)
     await until(lambda: size(two) == 1)
     thaw = freeze(two)
-    await one.gateway.parts.store.delete(await one.gateway.parts.space.index.fingerprints())
+    await let_go(one)
     await asked(one, OTHER)
     outside_store.client.xtrim(CHANGES, maxlen=0, approximate=False)
     thaw()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gateway.cache.control.predictive import Pool, chance_of_more, falling
+from gateway.cache.control.traffic import Traffic
 
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
 WINDOW = 1000  # requests over which the promise is to hold
@@ -71,6 +72,14 @@ class Ledger:
         if entries > 0:
             self.sized += 1
             self.log_size += math.log(entries)
+
+    def add(self, traffic: Traffic) -> None:
+        """What another gateway has met."""
+        self.advance(traffic.requests)
+        for band, count in traffic.met.items():
+            self.met[min(BANDS - 1, max(0, band))] += count
+        self.sized += traffic.sized
+        self.log_size += traffic.log_size
 
     def growth(self, entries: int) -> float:
         """How many times more wrong hits `entries` make likely than what was met and labelled so far says; at least 1,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgpack
 import numpy as np
 
 from gateway.cache.control.evidence import Evidence, Labelled
 from gateway.cache.control.ledger import BANDS, Ledger, band_of
+from gateway.cache.control.traffic import Traffic
 from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
@@ -31,12 +33,21 @@ class Observation:
     label: Label
 
 
-class RouteControl:
-    """`basis` names embedder and verifier: what was learnt with others does not count."""
+# What other gateways are told: its kind, and what `RouteControl.hear` reads of it. All of it msgpack can carry.
+Said = tuple[Any, ...]
 
-    def __init__(self, prior: PriorBands, basis: str, *, learn: bool = True) -> None:
-        self._basis = basis
+
+class RouteControl:
+    """`basis` names embedder and verifier: what was learnt with others does not count. `tell` is given what other
+    gateways are to hear."""
+
+    def __init__(
+        self, prior: PriorBands, basis: str, *, learn: bool = True, tell: Callable[[Said], None] = lambda _: None
+    ) -> None:
+        self.basis = basis
         self._prior = prior
+        self._tell = tell
+        self._unsaid = Traffic()
         self.learning = learn
         self._forget()
 
@@ -55,6 +66,10 @@ class RouteControl:
 
     def reset(self) -> None:
         """Forgets all that was learnt; the counters of requests go on."""
+        self._reset()
+        self._tell(("reset",))
+
+    def _reset(self) -> None:
         requests = self._requests
         self._forget()
         self._requests = requests
@@ -66,6 +81,7 @@ class RouteControl:
             self._requests = requests
             self._ledger.advance(new)
             self._pending += new
+            self._unsaid.requests += new
 
     # A lookup
 
@@ -103,9 +119,15 @@ class RouteControl:
         """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""
         self._ledger.meet(score, entries)
         self._stale += 1
+        band, unsaid = band_of(score), self._unsaid
+        unsaid.met[band] = unsaid.met.get(band, 0) + 1
+        if entries > 0:
+            unsaid.sized += 1
+            unsaid.log_size += math.log(entries)
 
     def hit(self) -> None:
         self._up_to_date().hit()
+        self._unsaid.hits += 1
 
     def audit_chance(self, score: float, share: float) -> float:
         """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
@@ -117,19 +139,57 @@ class RouteControl:
         """From a miss, an audit or feedback."""
         if observation.label is Label.UNDECIDED or not self.learning:
             return
+        self._learn(observation)
+        self.version += 1
+        vector = observation.vector.astype("<f2").tobytes()
+        self._tell(("label", vector, observation.score, observation.probability, observation.label.value))
+
+    def _learn(self, observation: Observation) -> None:
         wrong = observation.label is Label.WRONG
         self._ledger.label(observation.score, float(wrong))
         self._evidence.add(Labelled(observation.vector, observation.probability, float(not wrong)))
         self._stale += 1
-        self.version += 1
 
     def audited(self, label: Label, chance: float) -> None:
         self._up_to_date().audited(label, chance)
         self.version += 1
+        self._tell(("audit", label.value, chance))
 
     def complained(self) -> None:
         self._up_to_date().complained()
         self.version += 1
+        self._tell(("complaint",))
+
+    # Of a fleet: everything that is learnt is a sum of what was observed, so each gateway adds what the others observe
+    # to its own, and ends with what one process would have.
+
+    def say_traffic(self) -> None:
+        """Tells what has come by since the last time."""
+        if self._unsaid:
+            self._tell(("traffic", *self._unsaid.as_row()))
+            self._unsaid = Traffic()
+
+    def hear(self, said: Said) -> None:
+        """What another gateway has told. It is that one's to keep: `version` stays. Raises `ValueError` or `TypeError`
+        where it cannot be read."""
+        kind, *row = said
+        if kind == "label":
+            vector, score, probability, label = row
+            if self.learning:
+                known = np.frombuffer(vector, "<f2").astype(np.float32)
+                self._learn(Observation(known, float(score), float(probability), Label(label)))
+        elif kind == "traffic":
+            traffic = Traffic.of_row(tuple(row))
+            self._ledger.add(traffic)
+            self._pending += traffic.requests
+            self._up_to_date().served += traffic.hits
+            self._stale += sum(traffic.met.values())
+        elif kind == "audit":
+            self._up_to_date().audited(Label(row[0]), float(row[1]))
+        elif kind == "complaint":
+            self._up_to_date().complained()
+        elif kind == "reset":
+            self._reset()
 
     def estimate(self) -> Estimate:
         return self._up_to_date().estimate()
@@ -169,7 +229,7 @@ class RouteControl:
         packed: bytes = msgpack.packb(
             (
                 VERSION,
-                self._basis,
+                self.basis,
                 arrays,
                 (ledger.requests, ledger.sized, ledger.log_size),
                 asdict(self._up_to_date()),
@@ -183,8 +243,8 @@ class RouteControl:
         """Raises `SnapshotInvalid`."""
         try:
             form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
-            if (form, basis) != (VERSION, self._basis):
-                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self._basis!r}")
+            if (form, basis) != (VERSION, self.basis):
+                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self.basis!r}")
             labels, wrong, met = (_counts(array) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
