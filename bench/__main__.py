@@ -67,14 +67,15 @@ def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def gateway(upstream: int, embedder: str) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
-    """-> (process, port, seconds until it served)."""
+def gateway(upstream: int, embedder: str, more: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
+    """-> (process, port, seconds until it served). `more`: lines of its configuration."""
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "policies").mkdir()
         (home / "policies" / "default.yaml").write_text(POLICY)
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, embedder=embedder, upstream=upstream))
+        config = CONFIG.format(port=port, admin=admin, embedder=embedder, upstream=upstream) + more
+        (home / "config.yaml").write_text(config)
         started = time.perf_counter()
         with server(["gateway", "serve"], port, home) as process:
             yield process, port, time.perf_counter() - started

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from gateway.admin.stats import Stats
 from gateway.background import run_within
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
-from gateway.composition.dashboard import Dashboard
+from gateway.composition.dashboard import Dashboard, Observed
 from gateway.composition.job_parts import build_jobs
+from gateway.composition.observing import observer_of
 from gateway.composition.operations import (
     cache_admin_of,
     following_of,
@@ -75,7 +77,7 @@ class Gateway:
         stores: Stores,
         policy: Policy,
         environ: Mapping[str, str],
-        access_log: AccessLog | None,
+        observer: Observed,
         policies: Path | None,
     ) -> None:
         self.config = config
@@ -87,7 +89,7 @@ class Gateway:
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
-        self.dashboard = Dashboard(parts, stores, access_log)
+        self.dashboard = Dashboard(parts, stores, observer)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock)
@@ -207,9 +209,8 @@ class Gateway:
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
         now = self.parts.clock.monotonic()
-        host, port = self.data_address
         return {
-            "listen": f"{self.config.server.scheme}://{host}:{port}",
+            "listen": "{}://{}:{}".format(self.config.server.scheme, *self.data_address),
             "policy": {
                 "hash": self.policy.hash,
                 "routes": [route.name for route in self.policy.routes],
@@ -241,8 +242,8 @@ async def running(
     policies: Path | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
-    step fails. `draw` chooses the hits that are audited, by numbers in
-    [0, 1). `policies`: the folder that `policy` was read from; None: there are no files of it.
+    step fails. `draw` chooses the hits that are audited, by numbers in [0, 1). `policies`: the folder that `policy` was
+    read from; None: there are no files of it.
 
     Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
@@ -262,7 +263,7 @@ async def running(
             stores,
             policy,
             environ,
-            access_log,
+            partial(observer_of, stack, config, environ, access_log),
             policies,
         )
         gateway.policy_reloaded(policy, ())

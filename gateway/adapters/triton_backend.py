@@ -20,6 +20,7 @@ from gateway.bodies import Guarded
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.observing.trace_context import metadata_of
 from gateway.ports import Clock, Condition, Crowd, TextAnswer
 from gateway.precedence import Priority
 from gateway.routing.naming import ModelNames
@@ -86,7 +87,7 @@ class TritonBackend:
             if call.operation == "infer":
                 response = await self._tensor_calls.infer(request, call, place)
             elif call.operation == "embeddings":
-                response = await self._embed(call)
+                response = await self._embed(request, call)
             else:
                 response = await self._generate(request, call, place)
         except InferenceServerException as error:
@@ -122,8 +123,9 @@ class TritonBackend:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
+        inputs = self.hosted.inputs(model, call.prompt, call.max_tokens)
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
-        pieces = self._pieces(name, model, self.hosted.inputs(model, call.prompt, call.max_tokens), request.id)
+        pieces = self._pieces(name, model, inputs, request)
         first = await anext(pieces, None)
         place.answered(request, 200)
         events = self._events(first, pieces, answer, call)
@@ -159,16 +161,17 @@ class TritonBackend:
             yield event
 
     async def _pieces(
-        self, name: str, model: Described, inputs: list[triton.InferInput], request_id: str
+        self, name: str, model: Described, inputs: list[triton.InferInput], request: Request
     ) -> AsyncGenerator[_Piece, None]:
         """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
         `StreamBroken` after it. Closing it cancels the inference."""
+        headers = metadata_of(request.headers)
         if not model.decoupled:
             async with self.hosted.in_time(self._timeouts.first_byte):
-                result = await self._client.infer(name, inputs, request_id=request_id)
+                result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
             yield self._piece(result)
             return
-        stream = self._client.stream_infer(once(name, inputs, request_id))
+        stream = self._client.stream_infer(once(name, inputs, request.id), headers=headers)
         deadline = self._clock.monotonic() + self._timeouts.total
         limit, started = self._timeouts.first_byte, False
         try:
@@ -207,7 +210,7 @@ class TritonBackend:
             output_tokens=_scalar(result, OUTPUT_TOKENS),
         )
 
-    async def _embed(self, call: Call) -> Response:
+    async def _embed(self, request: Request, call: Call) -> Response:
         if self._embedding_model is None:
             raise NotFound(f"backend '{self.name}' has no embedding model")
         if not call.questions:
@@ -217,7 +220,7 @@ class TritonBackend:
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
         async with self.hosted.in_time(self._timeouts.first_byte):
-            result = await self._client.infer(self._embedding_model, [texts])
+            result = await self._client.infer(self._embedding_model, [texts], headers=metadata_of(request.headers))
         vectors = result.as_numpy(self._tensors.embedding)
         if vectors is None:
             raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")

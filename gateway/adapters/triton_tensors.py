@@ -25,6 +25,7 @@ from gateway.dialects.kserve import PATH, model_in
 from gateway.dialects.kserve_message import Inference, pack
 from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.observing.trace_context import metadata_of
 from gateway.ports import Condition
 from gateway.routing.naming import ModelNames
 
@@ -75,7 +76,7 @@ class TensorCalls:
         model = self._models.sent_for(call.model) or unquote(call.model)
         message = request_of(inference, model, unquote(found[2] or ""))
         try:
-            return await (self._stream(message, request, place) if call.stream else self._whole(message))
+            return await (self._stream(message, request, place) if call.stream else self._whole(message, request))
         except grpc.aio.AioRpcError as error:
             return self._said(error.code(), error.details() or "")
         except TimeoutError:
@@ -96,14 +97,14 @@ class TensorCalls:
             return Response(200 if value else 400, JSON, Whole(b""))
         return Response(200, JSON, Whole(orjson.dumps(value)))
 
-    async def _whole(self, message: Any) -> Response:
+    async def _whole(self, message: Any, request: Request) -> Response:
         async with asyncio.timeout(self._timeouts.first_byte):
-            answer = await self._stub.ModelInfer(message)
+            answer = await self._stub.ModelInfer(message, metadata=_metadata(request))
         return Response(200, OCTETS, Whole(self._packed(answer)))
 
     async def _stream(self, message: Any, request: Request, place: Place) -> Response:
         message.parameters[EMPTY_FINAL].bool_param = True  # so that its end is known
-        rpc = self._stub.ModelStreamInfer(_once(message))
+        rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
@@ -196,6 +197,10 @@ class TensorCalls:
         if status is None:
             raise BackendError(f"backend '{self._name}' failed ({code.name})", status=FAILED.get(code, 502))
         return Response(status, JSON, Whole(orjson.dumps({"error": details})))
+
+
+def _metadata(request: Request) -> tuple[tuple[str, str], ...]:
+    return tuple(metadata_of(request.headers).items())
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

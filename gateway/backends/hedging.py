@@ -120,7 +120,7 @@ class _Race:
 
     def join(self, lane: Lane, *, apart: bool = False) -> None:
         """`apart`: with a trace of its own."""
-        request = replace(self._request, trace=self._request.trace.apart()) if apart else self._request
+        request = replace(self._request, trace=self._request.trace.apart("hedge")) if apart else self._request
         self._lanes[asyncio.create_task(self._ask(lane, request))] = lane
 
     async def pause(self, seconds: float) -> None:

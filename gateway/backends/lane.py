@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 
+from gateway.backends.noted import noted, outcome_of
+from gateway.backends.outcomes import failed
 from gateway.bodies import Guarded, with_end
-from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
+from gateway.errors import BackendError, GivenUp, ModelDown, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
+from gateway.observing.traced import UpstreamCall
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
 from gateway.routing.breaker import Breaker, State
 from gateway.routing.latency import Asked, LatencyBook, Prediction
+from gateway.routing.naming import ModelNames
 from gateway.routing.outliers import Record
 from gateway.routing.waits import Waits, wait_s
 
@@ -50,6 +54,8 @@ class Upstream:
     address: str
     weight: float = 1.0  # its part of the calls, against the others'
     hosted: HostedModels | None = None  # where it says how its models are
+    provider: str = ""  # the backend's `adapter`
+    models: ModelNames | None = None  # under which names it is asked; None: as the client said them
     own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
 
 
@@ -63,6 +69,7 @@ class _Sent:
     at: float  # monotonic clock
     first: float | None = None  # when its first byte came
     told: bool = False  # whether the book knows what came of it, or need not
+    noted: UpstreamCall | None = None  # where its request is traced
 
 
 class Lane:
@@ -110,6 +117,8 @@ class Lane:
         where that takes longer than `patience_s`."""
         call = request.call
         sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, self._clock.monotonic())
+        if request.trace.traced is not None:
+            request, sent.noted = noted(request, request.trace.traced, self.upstream, sent.at)
         self.load += 1
         self._telling += sent.asked is not None
         try:
@@ -117,35 +126,31 @@ class Lane:
         except BaseException as error:
             late = isinstance(error, BackendError) and error.status == 504
             sent.told = not (late or isinstance(error, asyncio.CancelledError))
-            self._over(sent)
+            if sent.noted is not None:
+                sent.noted.error = outcome_of(error)
+            self._over(request, sent)
             raise
-        return with_end(response, partial(self._over, sent))
+        return with_end(response, partial(self._over, request, sent))
 
     async def _first_byte(self, request: Request, sent: _Sent, patience_s: float | None) -> Response:
         name, telemetry = self.backend.name, self._telemetry
         try:
             with request.trace.span("upstream"):
                 response = await self._answer(request, patience_s)
-        except BackendFull:
-            telemetry.backend_requests.add(name, "full")
-            raise
-        except GivenUp:  # for a client in a hurry: that says nothing of the upstream's health
-            telemetry.backend_requests.add(name, "given_up")
-            raise
-        except Unfit:
-            telemetry.backend_requests.add(name, "unfit")
-            raise
         except BackendError as error:
-            self._fared(sent, ok=False)
+            if failed(error):
+                self._fared(sent, ok=False)
             if isinstance(error, ModelDown):
                 self.breaker.eject(self._clock.monotonic())
-            telemetry.backend_requests.add(name, "timeout" if error.status == 504 else "error")
+            telemetry.backend_requests.add(name, outcome_of(error))
             raise
         sent.first = now = self._clock.monotonic()
         telemetry.backend_ttft_seconds.observe(now - sent.at, name)
         telemetry.backend_requests.add(name, str(response.status))
         self._fared(sent, ok=response.status < 500)
         self._heed(request, response, now)
+        if sent.noted is not None:
+            sent.noted.answered(now, response)
         if sent.pace is not None and response.status < 400:
             sent.pace.observe(now - sent.at, now)
         if isinstance(response.body, EventStream):
@@ -189,9 +194,13 @@ class Lane:
         try:
             async for event in body.events:
                 pieces += 1
+                if sent.noted is not None:
+                    sent.noted.saw(event.data)
                 yield event
-        except StreamBroken:
+        except StreamBroken as error:
             sent.told = True  # that says nothing of how long it would have taken
+            if sent.noted is not None:
+                sent.noted.error = outcome_of(error)
             raise
         self._complete(sent, first, self._clock.monotonic(), pieces=pieces, ok=True)
 
@@ -210,11 +219,14 @@ class Lane:
             now=now,
         )
 
-    def _over(self, sent: _Sent) -> None:
+    def _over(self, request: Request, sent: _Sent) -> None:
         """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
         self.load -= 1
         self._telling -= sent.asked is not None
         now = self._clock.monotonic()
+        if sent.noted is not None and request.trace.traced is not None:
+            sent.noted.over = now
+            request.trace.traced.ended(sent.noted)
         if sent.first is None and sent.pace is not None:
             sent.pace.outlasted(now - sent.at, now)
         if sent.told or sent.asked is None:

@@ -270,7 +270,7 @@ class Pool:
 
     def _note(self, request: Request, lane: Lane, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
-        fields = {"id": request.id, "backend": self.name, "upstream": lane.upstream.address, "error": why}
+        fields = {**request.named, "backend": self.name, "upstream": lane.upstream.address, "error": why}
         LOG.warning("asking again", extra={"fields": fields})
 
 

@@ -62,7 +62,7 @@ class Asking:
                 instead = instead or Choice.FALLBACK
                 if not error.retryable:
                     raise
-                LOG.warning("falling back", extra={"fields": {"id": request.id, "backend": name, "error": str(error)}})
+                LOG.warning("falling back", extra={"fields": {**request.named, "backend": name, "error": str(error)}})
                 continue
             if response.status not in RETRYABLE:
                 return Answered(response, name, instead)

@@ -82,7 +82,7 @@ class Checks:
         assert request.call is not None  # only such are tried
         call = sampled(request.call, number)
         try:
-            response = await self._asking.only(replace(apart(request), call=call), backend)
+            response = await self._asking.only(replace(apart(request, "sample"), call=call), backend)
             answer = None if response is None else await held(response)
         except (Refused, StreamBroken):
             return Sample(None, None)
@@ -104,9 +104,9 @@ class Checks:
         return compare(a, b, await similarity(self._embedder, a, b))
 
 
-def apart(request: Request) -> Request:
+def apart(request: Request, purpose: str) -> Request:
     """For a call beside the request's own: what it takes goes on at the same time as others do."""
-    return replace(request, trace=request.trace.apart())
+    return replace(request, trace=request.trace.apart(purpose))
 
 
 def _same_value(a: str, b: str) -> Label:

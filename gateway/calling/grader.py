@@ -37,7 +37,7 @@ class Grader:
         try:
             response = await self._pools[name].call(asked)
         except Refused as error:
-            LOG.warning("an answer was not graded", extra={"fields": {"id": request.id, "error": error.message}})
+            LOG.warning("an answer was not graded", extra={"fields": {**request.named, "error": error.message}})
             return None, ()
         if response.status != 200 or not isinstance(response.body, Whole):
             await close_body(response.body)

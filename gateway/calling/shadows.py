@@ -107,13 +107,13 @@ class Shadows:
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
-        again = replace(request.apart(), priority=Priority.LOW)
+        again = replace(request.apart("shadow"), priority=Priority.LOW)
         try:
             answer = await held(await pool.call(again), MAX_BYTES)
         except BackendFull:
             return "dropped"
         except (Refused, StreamBroken) as error:
-            LOG.warning("a shadow failed", extra={"fields": {"id": request.id, "error": str(error)}})
+            LOG.warning("a shadow failed", extra={"fields": {**request.named, "error": str(error)}})
             return "error"
         if answer is None:
             return "error"

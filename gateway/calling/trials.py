@@ -83,7 +83,7 @@ class Trials:
     async def _answer(self, trial: _Trial, call: Call) -> tuple[Held | None, bool]:
         """-> (the answer, whether there is none because the request was refused)."""
         try:
-            response = await self._asking.only(replace(apart(trial.request), call=call), trial.backend)
+            response = await self._asking.only(replace(apart(trial.request, "trial"), call=call), trial.backend)
             if response is None:
                 return None, False
             return await held(response), response.status in REFUSED

@@ -15,22 +15,20 @@ from gateway.admin.page import Page
 from gateway.background import run_within
 from gateway.composition.chains import Parts
 from gateway.composition.parts import Stores
-from gateway.observing.access_log import AccessLog
 from gateway.observing.decisions import Decisions
 from gateway.observing.observer import Observer
 
 SAMPLE_EVERY_S = 5.0
+Observed = Callable[[Parts, Decisions], Observer]
 
 
 class Dashboard:
-    """`observer` sees every request, for the metrics, the access log, the traffic log and those who watch."""
+    """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
 
-    def __init__(self, parts: Parts, stores: Stores, access_log: AccessLog | None) -> None:
+    def __init__(self, parts: Parts, stores: Stores, observed: Observed) -> None:
         self.decisions = Decisions()
         self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
-        self.observer = Observer(
-            parts.telemetry, parts.clock, access_log, parts.evictions.used, parts.recorder, self.decisions
-        )
+        self.observer = observed(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
         return [*Page().routes(), *self.chronicle.routes(), *LiveHandler(self.decisions).routes()]

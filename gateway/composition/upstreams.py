@@ -107,7 +107,9 @@ def _http(
     )
     own_account = api_key is not None or not passthrough
     asked = _batching(backend, section, clock, shared=own_account)
-    return Upstream(asked, address.url, address.weight, own_account=own_account)
+    return Upstream(
+        asked, address.url, address.weight, provider=section.adapter, models=_names(section), own_account=own_account
+    )
 
 
 def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
@@ -125,7 +127,9 @@ def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, cloc
         adaptive=section.adaptive,
     )
     asked = _batching(backend, section, clock, shared=True)  # Triton is shown no credentials
-    return Upstream(asked, address.url, address.weight, backend.hosted)
+    return Upstream(
+        asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=_names(section)
+    )
 
 
 def _batching(
@@ -150,7 +154,7 @@ def _onnx(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
         clock=clock,
         adaptive=section.adaptive,
     )
-    return Upstream(backend, "in process")
+    return Upstream(backend, "in process", provider=section.adapter)
 
 
 def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:

@@ -13,6 +13,7 @@ from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
 from gateway.config.fields import File, Folder, Name, Text, Version, Workers
 from gateway.config.jobs import Jobs
+from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
 from gateway.config.urls import StoreUrl
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
@@ -141,6 +142,7 @@ class Config(Section):
     audit: Audit = Field(default_factory=Audit)
     jobs: Jobs = Field(default_factory=Jobs)
     traffic: Traffic = Field(default_factory=Traffic)
+    telemetry: Telemetry = Field(default_factory=Telemetry)
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]
     )

@@ -13,15 +13,21 @@ from gateway.written.faults import show
 from gateway.written.forms import Written
 
 
-def http_url(value: object) -> str:
-    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated."""
-    expected = "expected a URL such as https://api.openai.com/v1"
+def http_url(value: object, example: str = "https://api.openai.com/v1", beside: str = "api_key_env") -> str:
+    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated: `beside` is the
+    key that they belong to."""
+    expected = f"expected a URL such as {example}"
     url = _split(value)
     if url is not None and "@" in url.netloc:
-        raise ValueError(f"credentials in a URL end up in logs, {expected} with api_key_env beside it")
+        raise ValueError(f"credentials in a URL end up in logs, {expected} with {beside} beside it")
     if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
         raise ValueError(f"{expected}, got {show(value)}")
     return url.geturl().rstrip("/")
+
+
+def receiver_url(value: object) -> str:
+    """The base URL of a receiver of OpenTelemetry's protocol over HTTP."""
+    return http_url(value, "http://127.0.0.1:4318", "headers_env")
 
 
 def grpc_url(value: object) -> str:
@@ -63,5 +69,6 @@ def _split(value: object) -> SplitResult | None:
 
 
 HttpUrl = Annotated[str, BeforeValidator(http_url), Written(written.HTTP_URL)]
+ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), Written(written.HTTP_URL)]
 GrpcUrl = Annotated[str, BeforeValidator(grpc_url), Written(written.GRPC_URL)]
 StoreUrl = Annotated[str, BeforeValidator(store_url)]

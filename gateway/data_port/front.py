@@ -96,7 +96,10 @@ class Front:
         trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
         trace.expose_headers, trace.facts = known.expose_headers, known.facts
         provenance = provenance_of(entry, freshness, Verdict.EXACT)
-        trace.add("exact", self._clock.monotonic() - received)
+        self._observer.begin(trace, http.headers)
+        if trace.traced is not None:
+            trace.traced.operation, trace.traced.model = entry.operation, entry.model
+        trace.since("exact", received)
         self._observer.first_byte(received, trace)
         self._observer.over(
             request_id=request_id,

@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.bodies import Guarded, close_body
 from gateway.errors import BackendError, Refused, StreamBroken
 from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
+
+if TYPE_CHECKING:
+    from gateway.observing.traced import Traced
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
@@ -22,9 +25,10 @@ MAX_STALL_S = 20.0
 
 class Flight:
     """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
-    cancelled, upstream too, when the last one has left."""
+    cancelled, upstream too, when the last one has left. `origin`: of the request that caused it, if that is traced."""
 
-    def __init__(self, answer: Awaitable[Response]) -> None:
+    def __init__(self, answer: Awaitable[Response], origin: Traced | None = None) -> None:
+        self.origin = origin
         self._items: list[Any] = []
         self._trimmed = 0  # how many items are no longer held
         self._size = 0

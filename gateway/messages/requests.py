@@ -96,16 +96,22 @@ class Request:
         return self.trace.tenant
 
     @property
+    def named(self) -> dict[str, str]:
+        """What lines of the log call it by."""
+        traced = self.trace.traced
+        return {"id": self.id} if traced is None else {"id": self.id, "trace_id": traced.trace_id}
+
+    @property
     def due(self) -> float:
         """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
         return min((at for at in (self.deadline, self.ttft_deadline) if at is not None), default=math.inf)
 
-    def apart(self) -> Request:
+    def apart(self, purpose: str) -> Request:
         """The same, asked once more by the gateway itself: nobody waits, so no budget is to choose the model; and what
-        comes of it is not what a lease was taken for."""
+        comes of it is not what a lease was taken for. `purpose`: a word for what it is for."""
         return replace(
             self,
-            trace=self.trace.apart(),
+            trace=self.trace.apart(purpose),
             deadline=None,
             ttft_deadline=None,
             tpot_s=None,

@@ -7,15 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
+from random import random
 from typing import Any, TextIO
 
 import orjson
 
-from gateway.messages import Provenance
+from gateway.messages import Provenance, Verdict
 from gateway.observing.trace import Trace
 
 FLUSH_EVERY_S = 0.1
 MAX_LINES = 1000  # held at most
+
+
+class LogShares:
+    """Of how many requests there is a line: `shares` in [0, 1] by verdict (`exact`) or by class of status (`4xx`), of
+    which the status goes first; all where neither is named, and always from 500 on unless `5xx` is. `draw`: numbers in
+    [0, 1)."""
+
+    def __init__(self, shares: Mapping[str, float], draw: Callable[[], float] = random) -> None:
+        self._shares = shares
+        self._draw = draw
+
+    def keep(self, verdict: Verdict, status: int) -> bool:
+        if not self._shares:
+            return True
+        share = self._shares.get(f"{status // 100}xx")
+        if share is None:
+            share = 1.0 if status >= 500 else self._shares.get(verdict, 1.0)
+        return share >= 1.0 or self._draw() < share
 
 
 class AccessLog:
@@ -69,6 +89,8 @@ def access_fields(
         "ms": round(1e3 * seconds, 3),
         "timing_ms": {stage: round(1e3 * spent, 3) for stage, spent in trace.spans.items()},
     }
+    if trace.traced is not None:
+        fields["trace_id"] = trace.traced.trace_id
     if dialect is not None:
         fields["dialect"] = dialect.name
     if provenance is not None:

@@ -3,14 +3,16 @@ come by, the stages and the front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.messages import Provenance, Verdict
-from gateway.observing.access_log import AccessLog, access_fields
+from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
+from gateway.observing.spans import root_of
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
+from gateway.observing.tracing import Tracing
 from gateway.ports import Clock
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class Recording(Protocol):
 
 
 class Observer:
-    """`used` is told the fingerprint of every hit."""
+    """`used` is told the fingerprint of every hit; `shares`: of which requests there are lines in the log; `tracing`
+    None: none is traced."""
 
     def __init__(
         self,
@@ -36,6 +39,8 @@ class Observer:
         used: Callable[[str], None],
         recorder: Recording,
         decisions: Decisions,
+        shares: LogShares,
+        tracing: Tracing | None = None,
     ) -> None:
         self._recorder = recorder
         self._used = used
@@ -43,6 +48,13 @@ class Observer:
         self._telemetry = telemetry
         self._clock = clock
         self._access_log = access_log
+        self._shares = shares
+        self._tracing = tracing
+
+    def begin(self, trace: Trace, headers: Mapping[str, str], kind: str = "server") -> None:
+        """When a request has come. `kind`: of its span."""
+        if self._tracing is not None:
+            trace.traced = self._tracing.begin(headers, kind)
 
     def first_byte(self, received: float, trace: Trace) -> None:
         """When the answer begins. `received`: the request's arrival, monotonic seconds."""
@@ -79,7 +91,10 @@ class Observer:
             self._recorder.over(trace.facts, trace, provenance, request_id=request_id, status=status, seconds=seconds)
         if provenance is not None and provenance.upstream_s:
             telemetry.backend_seconds_saved.add(trace.route, amount=provenance.upstream_s)
-        if self._access_log is None and not self._decisions.watched:
+        if trace.traced is not None:
+            self._traced(request_id, method, path, received, received + seconds, trace, status, provenance)
+        logged = self._access_log if self._shares.keep(verdict, status) else None
+        if logged is None and not self._decisions.watched:
             return
         fields = access_fields(
             request_id=request_id,
@@ -90,6 +105,38 @@ class Observer:
             trace=trace,
             provenance=provenance,
         )
-        if self._access_log is not None:
-            self._access_log.write(fields)
+        if logged is not None:
+            logged.write(fields)
         self._decisions.tell(fields)
+
+    def _traced(
+        self,
+        request_id: str,
+        method: str,
+        path: str,
+        received: float,
+        ended: float,
+        trace: Trace,
+        status: int,
+        provenance: Provenance | None,
+    ) -> None:
+        tracing, traced = self._tracing, trace.traced
+        if tracing is None or traced is None:
+            return
+        root = root_of(
+            request_id=request_id,
+            method=method,
+            path=path,
+            received=received,
+            ended=ended,
+            status=status,
+            trace=trace,
+            provenance=provenance,
+        )
+        if not tracing.over(traced, root):
+            return
+        telemetry, wall, trace_id = self._telemetry, self._clock.wall(), traced.trace_id
+        verdict = Verdict.MISS if provenance is None else provenance.verdict
+        telemetry.request_seconds.exemplify(ended - received, trace_id, wall, trace.route, verdict)
+        for stage, spent in trace.spans.items():
+            telemetry.stage_seconds.exemplify(spent, trace_id, wall, stage)

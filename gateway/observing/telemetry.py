@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 from gateway.observing.metrics import Counter, Gauge, Histogram
 from gateway.observing.replication import ReplicationMetrics
 
+SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
+
 
 class Telemetry(Collector):
     def __init__(self) -> None:
@@ -204,6 +206,9 @@ class Telemetry(Collector):
         self.traffic = Counter(
             "nearhit_traffic_total", "Requests of routes with record, by whether they are in the log", ("outcome",)
         )
+        self.spans = Counter("nearhit_spans_total", "Spans of traces by what became of them", ("outcome",))
+        for outcome in SPAN_OUTCOMES:  # all of them from the start: the exporter's thread adds no key while one scrapes
+            self.spans.add(outcome, amount=0)
         self.policy_reload_ok = Gauge(
             "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
         )

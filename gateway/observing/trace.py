@@ -6,11 +6,12 @@ request ends in an error and no response of theirs comes back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.messages import Embedding, Entry
+from gateway.observing.traced import Traced, UpstreamCall
 from gateway.ports import Clock, Dialect
 from gateway.routing.outlook import Outlook
 from gateway.routing.threshold import Wish
@@ -31,12 +32,15 @@ class Inspected(NamedTuple):
     seconds: float  # from before the backend was asked to its end
 
 
+MAX_LINKS = 8
+
+
 class Trace:
     """Spans are seconds, in the order in which the stages ended."""
 
     __slots__ = (
-        "_clock", "complexity", "considered", "dialect", "embedding", "expose_headers", "facts", "inspected", "judged",
-        "note", "outlook", "route", "served", "spans", "stored", "tenant", "wish",
+        "_clock", "asked", "complexity", "considered", "dialect", "embedding", "expose_headers", "facts", "inspected",
+        "judged", "note", "outlook", "purpose", "route", "served", "spans", "stored", "tenant", "traced", "wish",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -57,16 +61,37 @@ class Trace:
         self.wish: Wish | None = None  # what the rule between light and large asks for
         self.outlook: Outlook | None = None  # what the backends were predicted to take, where there is a budget
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
+        self.traced: Traced | None = None  # where traces are exported
+        self.purpose = ""  # of work that is not part of the request: what it is for
+        self.asked: UpstreamCall | None = None  # the last one, where the request is traced
 
     def span(self, name: str) -> Span:
         """Adds the time spent inside the `with` block to `name`."""
         return Span(self, self._clock, name)
 
-    def apart(self) -> Trace:
-        """For work on behalf of this request that is not part of it: the same origin, nothing spent yet."""
+    def apart(self, purpose: str) -> Trace:
+        """For work on behalf of this request that is not part of it: the same origin, nothing spent yet. `purpose`: a
+        word for what it is, `shadow` or the like."""
         trace = Trace(self._clock)
         trace.dialect, trace.route, trace.tenant = self.dialect, self.route, self.tenant
+        trace.traced, trace.purpose = self.traced, purpose
         return trace
+
+    def handed_on(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """`headers` as what comes of this request later is to have them: with it as the parent, where it is traced."""
+        return headers if self.traced is None else self.traced.handed_on(headers)
+
+    def shared(self, origin: Traced | None) -> None:
+        """The answer is that of another request, `origin`, where that one is traced."""
+        if self.traced is not None and origin is not None and len(self.traced.links) < MAX_LINKS:
+            self.traced.links.append((origin.trace_id, origin.span_id))
+
+    def since(self, name: str, started: float) -> None:
+        """Adds the time since `started` (monotonic seconds) to `name`."""
+        now = self._clock.monotonic()
+        self.add(name, now - started)
+        if self.traced is not None:
+            self.traced.mark(name, started, now, self.purpose)
 
     def add(self, name: str, seconds: float) -> None:
         self.spans[name] = self.spans.get(name, 0.0) + seconds
@@ -98,4 +123,4 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._trace.add(self._name, self._clock.monotonic() - self._started)
+        self._trace.since(self._name, self._started)

@@ -97,10 +97,10 @@ class Audits:
 
     async def _fresh(self, chosen: _Chosen) -> Entry | None:
         """The answer of a backend, as it was stored; None where none could be had or none that may be stored."""
-        again = replace(chosen.request.apart(), directives=CacheDirectives(no_cache=True))
+        again = replace(chosen.request.apart("audit"), directives=CacheDirectives(no_cache=True))
         try:
             await drain((await chosen.forward(again)).body)
         except (Refused, StreamBroken) as error:
-            LOG.warning("an audit failed", extra={"fields": {"id": again.id, "error": str(error)}})
+            LOG.warning("an audit failed", extra={"fields": {**again.named, "error": str(error)}})
             return None
         return again.trace.stored

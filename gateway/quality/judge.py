@@ -52,7 +52,7 @@ class Judge:
         try:
             return await self._send(name, own_request(request, prompt, call.model, MAX_TOKENS))
         except Refused as error:
-            LOG.warning("the judge did not answer", extra={"fields": {"id": request.id, "error": error.message}})
+            LOG.warning("the judge did not answer", extra={"fields": {**request.named, "error": error.message}})
             return NOTHING
 
     async def _send(self, name: str, request: Request) -> Verdict:
@@ -78,7 +78,7 @@ def own_request(request: Request, prompt: str, model: str, max_tokens: int) -> R
         query="",
         body=body,
         call=OpenAI().parse(CHAT, body, {}),
-        trace=request.trace.apart(),
+        trace=request.trace.apart("judge"),
         directives=CacheDirectives(no_store=True),
         scope="",
         fingerprint="",

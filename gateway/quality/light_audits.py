@@ -90,11 +90,11 @@ class LightAudits:
 
     async def _answer(self, request: Request, light: Entry, name: str) -> Entry | None:
         """The large model's; None where none could be had, or none that is whole."""
-        again = replace(request.apart(), directives=CacheDirectives(no_cache=True))
+        again = replace(request.apart("audit"), directives=CacheDirectives(no_cache=True))
         try:
             answer = await held(await self._pools[name].call(again), MAX_BYTES)
         except (Refused, StreamBroken) as error:
-            LOG.warning("an audit failed", extra={"fields": {"id": request.id, "error": str(error)}})
+            LOG.warning("an audit failed", extra={"fields": {**request.named, "error": str(error)}})
             return None
         if answer is None:
             return None

@@ -206,7 +206,7 @@ class Admit:
                     await self._index.add(entry.fingerprint, entry.scope, vector)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
-            LOG.warning("an answer was not stored", extra={"fields": {"id": request.id, "error": str(error)}})
+            LOG.warning("an answer was not stored", extra={"fields": {**request.named, "error": str(error)}})
             return False
         request.trace.stored = entry
         self._unstorable.discard(entry.fingerprint)

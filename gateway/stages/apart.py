@@ -57,7 +57,7 @@ class Apart:
             call=part,
             scope=scope_of(owner, request.route, part),
             fingerprint=fingerprint_of(owner, request.route, part),
-            trace=request.trace.apart(),
+            trace=request.trace.apart("part"),
         )
 
     async def _ask(self, part: Request, forward: Handler) -> Response:

@@ -130,7 +130,7 @@ class Batches:
         if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
             raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
-        headers, credentials = kept_headers(request.headers, b"", explicit=True)
+        headers, credentials = kept_headers(request.trace.handed_on(request.headers), b"", explicit=True)
         sealed = self._credentials.sealed(credentials, identity)
         batch = Batch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
         await self._store.create(batch)

@@ -40,6 +40,7 @@ class Coalesce:
             self._telemetry.crowds.add("not-held")
             return await forward(request)
         while (flight := self._flights.get(key)) is not None and flight.open:
+            request.trace.shared(flight.origin)
             with request.trace.span("wait"):
                 try:
                     return _followed(await flight.join())
@@ -55,7 +56,7 @@ class Coalesce:
         return await self._start(key, request, forward).join()
 
     def _start(self, key: str, request: Request, forward: Handler) -> Flight:
-        flight = self._flights[key] = Flight(forward(request))
+        flight = self._flights[key] = Flight(forward(request), request.trace.traced)
 
         def land(_: asyncio.Future[None]) -> None:
             if self._flights.get(key) is flight:

@@ -73,16 +73,16 @@ class ExactLookup:
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             request.trace.note = Bypass.STORE
-            LOG.warning("lookup failed", extra={"fields": {"id": request.id, "error": str(error)}})
+            LOG.warning("lookup failed", extra={"fields": {**request.named, "error": str(error)}})
             return None
 
     async def _refresh(self, request: Request, forward: Handler) -> None:
         """A new answer for an entry that has been served stale; `Admit`, further in, stores it."""
-        anew = replace(request, directives=CacheDirectives(no_cache=True), trace=request.trace.apart())
+        anew = replace(request, directives=CacheDirectives(no_cache=True), trace=request.trace.apart("refresh"))
         try:
             await drain((await forward(anew)).body)
         except Refused as error:
-            LOG.warning("a refresh failed", extra={"fields": {"id": request.id, "error": error.message}})
+            LOG.warning("a refresh failed", extra={"fields": {**request.named, "error": error.message}})
 
     async def _unless_it_fails(
         self, request: Request, forward: Handler, entry: Entry, freshness: Freshness
@@ -92,7 +92,7 @@ class ExactLookup:
         except (BackendError, LimitReached) as error:
             if self._front.banned(entry):  # removed while the backend was asked
                 raise
-            LOG.warning("served stale", extra={"fields": {"id": request.id, "error": error.message}})
+            LOG.warning("served stale", extra={"fields": {**request.named, "error": error.message}})
             return answer_from(request, entry, freshness, Verdict.STALE)
         if response.status not in FAILED or self._front.banned(entry):
             return response

@@ -104,7 +104,7 @@ class Jobs:
         if wish.webhook and self._config.webhook_secret_env is None:
             raise BadRequest("this gateway sends no webhooks: it has no secret to sign them (jobs.webhook_secret_env)")
         identity = f"job_{secrets.token_hex(16)}"
-        headers, credentials = kept_headers(request.headers, wish.body, explicit=explicit)
+        headers, credentials = kept_headers(request.trace.handed_on(request.headers), wish.body, explicit=explicit)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
             identity, request.tenant, wish.method, wish.path, wish.query, headers, wish.body, sealed, wish.priority,

@@ -17,6 +17,7 @@ class Observe:
         self._observer = observer
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
+        self._observer.begin(request.trace, request.headers, kind="consumer" if request.patient else "server")
         try:
             response = await forward(request)
         except BaseException:  # only a cancellation gets past `Protect`

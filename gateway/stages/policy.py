@@ -52,7 +52,10 @@ class ApplyPolicy:
             if dialect.claims(request.method, request.path):
                 request.trace.dialect = dialect
                 body = await request.source.read()
-                return body, dialect.parse(request.path, body, request.headers)
+                call = dialect.parse(request.path, body, request.headers)
+                if request.trace.traced is not None:
+                    request.trace.traced.operation, request.trace.traced.model = call.operation, call.model
+                return body, call
         return b"", None
 
 

@@ -41,7 +41,7 @@ class Protect:
         except Refused as error:
             return self._refuse(request, error)
         except Exception:
-            LOG.exception("internal error", extra={"fields": {"id": request.id}})
+            LOG.exception("internal error", extra={"fields": request.named})
             return self._refuse(request, Refused(f"internal error; the log has more under request id {request.id}"))
 
     def _refuse(self, request: Request, error: Refused) -> Response:

@@ -72,7 +72,7 @@ class SemanticLookup:
             hit = await self._find(request, call, embedding)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
-            LOG.warning("lookup failed", extra={"fields": {"id": request.id, "error": str(error)}})
+            LOG.warning("lookup failed", extra={"fields": {**request.named, "error": str(error)}})
             return None
         if hit is None:
             return None
@@ -190,7 +190,7 @@ class SemanticLookup:
             await self._index.remove([neighbour.fingerprint])
             return None
         if entry.scope != request.scope or entry.question is None:
-            LOG.error("a neighbour of another scope", extra={"fields": {"id": request.id}})
+            LOG.error("a neighbour of another scope", extra={"fields": request.named})
             await self._index.remove([neighbour.fingerprint])
             self._refused(request, Refusal.FOREIGN)
             return None

@@ -1,0 +1,95 @@
+"""Which requests are traced, and what is handed to the exporter when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import getrandbits
+from typing import Protocol
+
+from gateway.observing.spans import Finished, Root
+from gateway.observing.telemetry import Telemetry
+from gateway.observing.trace_context import drawn, parent_of
+from gateway.observing.traced import Traced
+from gateway.ports import Clock
+
+BEHIND_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
+MAX_BEHIND = 256  # requests with such work at once
+
+
+class SpanSink(Protocol):
+    """Takes what is to be exported, without waiting."""
+
+    def offer(self, finished: Finished) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`share` in [0, 1] of the traces that begin here. What ends in an error (a status from 500 on, a stream that broke
+    off), and what takes `slow_s` or longer (None: nothing), is exported whatever was drawn, here or by the client."""
+
+    share: float
+    slow_s: float | None
+
+    def keeps(self, traced: Traced, root: Root) -> bool:
+        if traced.sampled or root.failed:
+            return True
+        return self.slow_s is not None and root.ended - root.started >= self.slow_s
+
+
+class Tracing:
+    """To be used from one event loop."""
+
+    def __init__(self, rules: Rules, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
+        self._rules = rules
+        self._sink = sink
+        self._clock = clock
+        self._telemetry = telemetry
+        self._behind: dict[Traced, asyncio.TimerHandle] = {}
+
+    def begin(self, headers: Mapping[str, str], kind: str) -> Traced:
+        """Goes on with the trace that `headers` name, or begins one."""
+        parent = parent_of(headers)
+        if parent is not None:
+            return Traced(parent.trace_id, parent, sampled=parent.sampled, kind=kind)
+        trace_id = f"{getrandbits(128) or 1:032x}"
+        return Traced(trace_id, None, sampled=drawn(trace_id, self._rules.share), kind=kind)
+
+    def over(self, traced: Traced, root: Root) -> bool:
+        """Whether it is exported."""
+        if not self._rules.keeps(traced, root):
+            traced.later = _forget
+            traced.taken()
+            return False
+        self._hand_over(traced, root)
+        traced.later = self._later
+        return True
+
+    def close(self) -> None:
+        """Hands over what is held."""
+        for traced in tuple(self._behind):
+            self._flush(traced)
+
+    def _hand_over(self, traced: Traced, root: Root | None) -> None:
+        marks, calls = traced.taken()
+        wall = self._clock.wall()
+        for call in calls:
+            call.settle()
+            if call.first is not None and call.error == "":
+                took = call.first - call.started
+                self._telemetry.backend_ttft_seconds.exemplify(took, traced.trace_id, wall, call.backend)
+        self._sink.offer(Finished(traced, root, marks, calls, wall - self._clock.monotonic()))
+
+    def _later(self, traced: Traced) -> None:
+        if traced in self._behind or len(self._behind) >= MAX_BEHIND:
+            return
+        self._behind[traced] = asyncio.get_running_loop().call_later(BEHIND_S, self._flush, traced)
+
+    def _flush(self, traced: Traced) -> None:
+        self._behind.pop(traced).cancel()
+        self._hand_over(traced, None)
+
+
+def _forget(traced: Traced) -> None:
+    traced.taken()
