@@ -143,6 +143,8 @@ class Gate:
             self._refuse(outcome, Shed.DISPLACED)
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         now = self._clock.monotonic()
         for late in self._waiting.expired(now):
             self._refuse(late, Shed.DEADLINE)

@@ -55,7 +55,7 @@ def choose(
     promised = remaining.bounded and fitting is not None and predictions[chosen] is not None
     hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
     if len(target.tiers) == 1:
-        return replace(only(target.tiers[0].backend), promised=promised, late=hopeless)
+        return Decision((target.tiers[0].backend,), None, Choice.ONLY, promised, hopeless)
     order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))  # the nearest, the better one first
     backends = tuple(target.tiers[i].backend for i in order)
     return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)

@@ -214,7 +214,8 @@ class LatencyBook:
 
 def _first(asked: Asked, load: int) -> list[float]:
     """What the time to the first token is made of: something, the input, and each call ahead."""
-    return [1.0, asked.input_tokens / 1000.0, float(load), *(float(max(0, load - knot)) for knot in LOADS)]
+    ahead = [float(load - knot) if load > knot else 0.0 for knot in LOADS]
+    return [1.0, asked.input_tokens / 1000.0, float(load), *ahead]
 
 
 _FIRST = 3 + len(LOADS)

@@ -46,6 +46,8 @@ def _part_at(parts: Sequence[Part], point: float) -> str:
 def with_fallbacks(decision: Decision, target: Target, *, beyond: bool = True) -> Decision:
     """Behind the choice the other parts of its tier, then the other tiers as decided, then `fallback`, each once.
     `beyond` False: its tier alone."""
+    if len(target.tiers) == 1 and not target.tiers[0].parts and not target.fallback:
+        return decision  # most targets: this is on the way of every miss
     chosen = next((tier for tier in target.tiers if tier.name == decision.tier), target.tiers[-1])
     siblings = [part.backend for part in sorted(chosen.parts, key=lambda part: -part.share)]
     after = [*decision.backends[1:], *target.fallback] if beyond else []

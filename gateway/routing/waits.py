@@ -37,6 +37,8 @@ class Waits:
 
     def left_s(self, account: str, now: float) -> float:
         """Seconds that are left, for this account or for all (""); 0: it may be asked."""
+        if not self._until:  # as a rule
+            return 0.0
         until = max(self._until.get(account, 0.0), self._until.get("", 0.0))
         return max(0.0, until - now)
 
