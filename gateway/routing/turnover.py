@@ -19,9 +19,7 @@ from math import exp, inf
 
 MEMORY_S = 1.0
 SAMPLES = 16
-LOOP_TURNS = (
-    5  # 1.2 to 3.2 on average before an endpoint that answers at once; with 3, 42 of 1,000 clients were refused
-)
+LOOP_TURNS = 5  # 1.2 to 3.2 on average before an endpoint that answers at once; 3 had 42 of 1,000 clients refused
 
 
 class Recent:
