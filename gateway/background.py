@@ -33,11 +33,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancels what is under way, and returns when it has ended."""
-        tasks = tuple(self._tasks.values())
-        while pending := [task for task in tasks if not task.done()]:
-            for task in pending:
-                task.cancel()  # said again: a library in the middle of a connection's end can lose it
-            await asyncio.wait(pending, timeout=0.5)
+        await cancelled(*self._tasks.values())
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -51,9 +47,10 @@ def run_within(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:
     stack.push_async_callback(cancelled, asyncio.create_task(job))
 
 
-async def cancelled(task: asyncio.Task[None]) -> None:
-    """Ends a background task. A cancellation that meets a library in the middle of a connection's end can be lost
+async def cancelled(*tasks: asyncio.Task[None]) -> None:
+    """Ends background tasks. A cancellation that meets a library in the middle of a connection's end can be lost
     (seen with the store's client at a failed start): it is said again until it is heard."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.5)
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.5)
