@@ -42,14 +42,10 @@ class KServe(Unstreamed):
     and compared by SHA-256. Answers are kept as bytes, and written as each client asks."""
 
     name = "kserve"
-
-    def claims(self, method: str, path: str) -> bool:
-        return method == "POST" and PATH.fullmatch(path) is not None
+    path = PATH
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
-        model, version, operation = found.groups()
+        model, version, operation = self.claimed(path).groups()
         if operation != "infer":
             return self._generate(model, version, operation, parse_numbers(body))
         inference = read_inference(body, _json_length(headers))
@@ -106,8 +102,6 @@ class KServe(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
         target = renamed(path, model)
         if call.operation != "infer":
             return Outgoing(target, written(call.body), (JSON,))

@@ -24,14 +24,10 @@ class TFServing(Unstreamed):
     """Numbers may be NaN, Infinity and -Infinity, as the server itself writes and reads them beside JSON's own."""
 
     name = "tfserving"
-
-    def claims(self, method: str, path: str) -> bool:
-        return method == "POST" and PATH.fullmatch(path) is not None
+    path = PATH
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
-        model, rest, verb = found.groups()
+        model, rest, verb = self.claimed(path).groups()
         value = parse_numbers(body)
         given = [key for key in WANTED[verb] if key in value]
         if len(given) != 1:
@@ -55,8 +51,7 @@ class TFServing(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
+        found = self.claimed(path)
         return Outgoing(f"/v1/models/{model or found[1]}{found[2]}", written(call.body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:

@@ -40,14 +40,10 @@ class TorchServe(Unstreamed):
     its parts is another one in every request."""
 
     name = "torchserve"
-
-    def claims(self, method: str, path: str) -> bool:
-        return method == "POST" and PATH.fullmatch(path) is not None
+    path = PATH
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
-        operation, model, version = found.groups()
+        operation, model, version = self.claimed(path).groups()
         kind, options = parse_options_header(headers.get("content-type", ""))
         if kind == "multipart/form-data":
             parts = tuple(_parts(body, options.get("boundary", "")))
@@ -72,8 +68,7 @@ class TorchServe(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        found = PATH.fullmatch(path)
-        assert found is not None  # it was claimed
+        found = self.claimed(path)
         target = f"/{found[1]}/{model or found[2]}{found[3] or ''}"
         content = call.body["content"]
         if isinstance(content, bytes):

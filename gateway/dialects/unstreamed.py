@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -15,6 +16,16 @@ class Unstreamed:
     """The part of a `Dialect` that says: there are no streams here, and no text that could be put into another form."""
 
     name = ""
+    path: re.Pattern[str]  # whole: of the requests that are this dialect's
+
+    def claims(self, method: str, path: str) -> bool:
+        return method == "POST" and self.path.fullmatch(path) is not None
+
+    def claimed(self, path: str) -> re.Match[str]:
+        """The parts of a path that was claimed."""
+        found = self.path.fullmatch(path)
+        assert found is not None
+        return found
 
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         return data
