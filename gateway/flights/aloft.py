@@ -43,7 +43,7 @@ class Aloft:
         if len(questions) >= MAX_IN_SCOPE:
             return None
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        question = Question(_to_come(request), vector, landed)
+        question = Question(to_come(request), vector, landed)
         questions.append(question)
         return question
 
@@ -56,7 +56,8 @@ class Aloft:
         question.landed.set_result(None)
 
 
-def _to_come(request: Request) -> Entry:
+def to_come(request: Request) -> Entry:
+    """What will be stored of a question, but for its answer."""
     call = request.call
     assert call is not None  # what has been embedded has a question
     return Entry(

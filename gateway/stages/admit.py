@@ -12,6 +12,7 @@ from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.cache.price import Price
 from gateway.errors import StoreUnavailable
+from gateway.flights.aloft import to_come
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import (
     Admission,
@@ -139,7 +140,7 @@ class Admit:
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return False
-        entry = self._entry(request, call, response, payload, inspection, asked, streamed=streamed)
+        entry = self._entry(request, response, payload, inspection, asked, streamed=streamed)
         vector = self._vector(request)
         admission = Admission.PURGED if self._store.banned(entry, vector) else Admission.STORED
         self._count(admission)
@@ -148,7 +149,6 @@ class Admit:
     def _entry(
         self,
         request: Request,
-        call: Call,
         response: Response,
         payload: tuple[bytes, ...],
         inspection: Inspection,
@@ -157,15 +157,8 @@ class Admit:
         streamed: bool,
     ) -> Entry:
         now = self._clock.wall()
-        return Entry(
-            fingerprint=request.fingerprint,
-            scope=request.scope,
-            tenant=request.tenant,
-            route=request.route,
-            model=call.model,
-            operation=call.operation,
-            dialect=call.dialect.name,
-            question=call.question,
+        return replace(
+            to_come(request),
             streamed=streamed,
             payload=payload,
             content_type=response.content_type or "application/json",
