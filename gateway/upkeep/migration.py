@@ -14,12 +14,10 @@ from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock, MigrationStore
+from gateway.quality.comparisons import REST
 from gateway.spaces import MAX_NEWCOMERS, Spaces
 
 LOG = logging.getLogger("nearhit.migration")
-# Time left to requests after each entry, as a multiple of what it took; measured for comparisons, whose texts are
-# embedded one by one like these (gateway/quality/comparisons.py).
-REST = 3.0
 RETRY_S = 2.0
 AWAY = 5  # texts in a row that are not embedded: it is not them
 TRIES = 3  # of a text that the embedder does not answer, and of a pass in which there were some
@@ -114,6 +112,7 @@ class Migration:
         self._tell()
 
     async def _turn(self, fingerprint: str, rest: float = REST) -> None:
+        """Rests as comparisons do, whose texts are embedded one by one like these."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
