@@ -12,6 +12,7 @@ import orjson
 from yarl import URL
 
 from gateway.adapters.gate import Gate
+from gateway.adapters.gated import Gated
 from gateway.adapters.http_exchange import Exchange
 from gateway.adapters.http_headers import (
     NOT_SENT,
@@ -31,15 +32,14 @@ from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
 from gateway.messages import Call, Request, Response, Tunnel
-from gateway.ports import Clock, Crowd, Outgoing, Translated
-from gateway.precedence import Priority
+from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
-class HttpBackend:
+class HttpBackend(Gated):
     """`speaks`: the name of the dialect that the endpoint understands. `forward_credentials`: the client's own
     credentials go upstream unless `api_key` replaces them."""
 
@@ -73,7 +73,7 @@ class HttpBackend:
         self._not_sent_when_read = self._not_sent | ENCODINGS
         self._timeouts = timeouts
         self._clock = clock
-        self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
+        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     def url(self, path: str, query: str) -> URL:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
@@ -81,13 +81,6 @@ class HttpBackend:
             raise BadRequest(f"the request target {path[:100]!r} is not a path with a query")
         target = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return URL(f"{target}?{query}" if query else target, encoded=True)
-
-    @property
-    def crowd(self) -> Crowd:
-        return self._gate.crowd
-
-    def wait_s(self, priority: Priority) -> float:
-        return self._gate.wait_s(priority)
 
     async def send(self, request: Request) -> Response:
         call = request.call

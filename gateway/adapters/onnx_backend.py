@@ -12,6 +12,7 @@ import onnxruntime
 import orjson
 
 from gateway.adapters.gate import Gate, Place
+from gateway.adapters.gated import Gated
 from gateway.adapters.onnx_generator import Generator, Piece
 from gateway.adapters.onnx_reader import Classifier, Vectors
 from gateway.adapters.onnx_tensors import Graph
@@ -22,8 +23,7 @@ from gateway.dialects.kserve_message import Inference
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken, Unfit
 from gateway.messages import Call, Event, EventStream, Request, Response, Vector, Whole
-from gateway.ports import Clock, Crowd, TextAnswer
-from gateway.precedence import Priority
+from gateway.ports import Clock, TextAnswer
 
 # Of protocols that have no translation and give a prompt: what is called the same everywhere.
 UNDERSTOOD = ("temperature", "top_p", "top_k", "seed", "stop", "tools")
@@ -34,7 +34,7 @@ SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "
 Model = Generator | Classifier | Vectors | Graph
 
 
-class OnnxBackend:
+class OnnxBackend(Gated):
     """`model` belongs to the backend's own thread from now on; `shown` is the name that lists of models have for it.
     Calls that it cannot do raise `Unfit`, so that the next backend of a route is asked."""
 
@@ -57,15 +57,8 @@ class OnnxBackend:
         self._shown = shown
         self._timeouts = timeouts
         self._clock = clock
-        self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
+        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
         self._worker = Worker(name)
-
-    @property
-    def crowd(self) -> Crowd:
-        return self._gate.crowd
-
-    def wait_s(self, priority: Priority) -> float:
-        return self._gate.wait_s(priority)
 
     async def send(self, request: Request) -> Response:
         call = request.call

@@ -14,6 +14,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.gate import Gate, Place
+from gateway.adapters.gated import Gated
 from gateway.adapters.triton_models import Described, TritonModels, condition_told, once
 from gateway.adapters.triton_tensors import TensorCalls
 from gateway.bodies import Guarded
@@ -21,8 +22,7 @@ from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.trace_context import metadata_of
-from gateway.ports import Clock, Condition, Crowd, TextAnswer
-from gateway.precedence import Priority
+from gateway.ports import Clock, Condition, TextAnswer
 from gateway.routing.naming import ModelNames
 
 JSON = (("Content-Type", "application/json"),)
@@ -39,7 +39,7 @@ class _Piece:
     output_tokens: int | None
 
 
-class TritonBackend:
+class TritonBackend(Gated):
     """Credentials are not forwarded: Triton has none to check."""
 
     http = False
@@ -69,14 +69,7 @@ class TritonBackend:
         self._clock = clock
         known = [name for name in dict.fromkeys([*models.known, embedding_model]) if name]
         self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
-        self._gate = Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive)
-
-    @property
-    def crowd(self) -> Crowd:
-        return self._gate.crowd
-
-    def wait_s(self, priority: Priority) -> float:
-        return self._gate.wait_s(priority)
+        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     async def send(self, request: Request) -> Response:
         call = request.call
