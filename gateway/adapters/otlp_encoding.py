@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -20,18 +20,23 @@ KINDS = {
     "consumer": Encoded.SPAN_KIND_CONSUMER,
 }
 
+VARY = frozenset({"nearhit.request_id"})  # from span to span: not worth to be kept
 
-def export_request(resource: Mapping[str, Attribute], spans: Iterable[Encoded]) -> bytes:
-    """The body of `POST /v1/traces`."""
-    scope = ScopeSpans(scope=InstrumentationScope(name="nearhit"), spans=spans)
+
+def export_request(resource: Mapping[str, Attribute], spans: Sequence[bytes]) -> bytes:
+    """The body of `POST /v1/traces`. `spans`: see `encoded`."""
     attributes = [_pair(name, value) for name, value in resource.items()]
-    whole = ResourceSpans(resource=Resource(attributes=attributes), scope_spans=[scope])
-    body: bytes = ExportTraceServiceRequest(resource_spans=[whole]).SerializeToString()
-    return body
+    of: bytes = ResourceSpans(resource=Resource(attributes=attributes)).SerializeToString()
+    scope: bytes = ScopeSpans(scope=InstrumentationScope(name="nearhit")).SerializeToString()
+    scope += b"".join(_framed(ScopeSpans.SPANS_FIELD_NUMBER, span) for span in spans)
+    of += _framed(ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, scope)
+    return _framed(ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, of)
 
 
-def encoded(span: Span) -> Encoded:
-    return Encoded(
+def encoded(span: Span) -> bytes:
+    """Attributes are the most of it, and the same again and again: their bytes are kept. Messages one after the other
+    are one message, with all that is repeated in them (protobuf.dev/programming-guides/encoding)."""
+    head: bytes = Encoded(
         trace_id=bytes.fromhex(span.trace_id),
         span_id=bytes.fromhex(span.span_id),
         parent_span_id=bytes.fromhex(span.parent_id),
@@ -40,13 +45,25 @@ def encoded(span: Span) -> Encoded:
         kind=KINDS[span.kind],
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=span.end_ns,
-        attributes=[
-            _known(name, value) if isinstance(value, str) else _pair(name, value)
-            for name, value in span.attributes.items()
-        ],
         links=[Encoded.Link(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(own)) for trace, own in span.links],
         status=Status(code=Status.STATUS_CODE_ERROR) if span.failed else None,
-    )
+    ).SerializeToString()
+    said = [
+        (_attribute if name in VARY or isinstance(value, float) else _kept)(name, value)
+        for name, value in span.attributes.items()
+    ]
+    return head + b"".join(said)
+
+
+def _framed(field: int, message: bytes) -> bytes:
+    """`message` as a field of another one: tag and length as varints (protobuf.dev/programming-guides/encoding)."""
+    head = bytearray([field << 3 | 2])  # 2: with its length before it; fields up to 15 have a tag of one byte
+    length = len(message)
+    while length > 127:
+        head.append(length & 127 | 128)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + message
 
 
 def _pair(name: str, value: Attribute) -> KeyValue:
@@ -59,7 +76,10 @@ def _pair(name: str, value: Attribute) -> KeyValue:
     return KeyValue(key=name, value=AnyValue(string_value=value))
 
 
-@lru_cache(maxsize=1024)
-def _known(name: str, value: str) -> KeyValue:
-    """Routes, verdicts, backends, models: the same again and again."""
-    return _pair(name, value)
+def _attribute(name: str, value: Attribute) -> bytes:
+    """A span with this attribute and nothing else."""
+    alone: bytes = Encoded(attributes=[_pair(name, value)]).SerializeToString()
+    return alone
+
+
+_kept = lru_cache(maxsize=2048, typed=True)(_attribute)

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as Encoded
-
 from gateway.adapters.otlp_encoding import encoded, export_request
 from gateway.observing.spans import Attribute, Finished, spans_of
 from gateway.observing.telemetry import Telemetry
@@ -93,8 +91,8 @@ class OtlpExporter:
                 LOG.exception("spans were not sent")
                 self._count("failed", len(spans))
 
-    def _batch(self) -> list[Encoded]:
-        spans: list[Encoded] = []
+    def _batch(self) -> list[bytes]:
+        spans: list[bytes] = []
         taken = 0
         while self._queue and len(spans) < BATCH:
             finished = self._queue.popleft()

@@ -12,6 +12,7 @@ from gateway.observing.decisions import Decisions
 from gateway.observing.spans import root_of
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
+from gateway.observing.traced import Traced
 from gateway.observing.tracing import Tracing
 from gateway.ports import Clock
 
@@ -92,7 +93,8 @@ class Observer:
         if provenance is not None and provenance.upstream_s:
             telemetry.backend_seconds_saved.add(trace.route, amount=provenance.upstream_s)
         if trace.traced is not None:
-            self._traced(request_id, method, path, received, received + seconds, trace, status, provenance)
+            ended = received + seconds
+            self._traced(trace.traced, request_id, method, path, received, ended, trace, status, provenance)
         logged = self._access_log if self._shares.keep(verdict, status) else None
         if logged is None and not self._decisions.watched:
             return
@@ -111,6 +113,7 @@ class Observer:
 
     def _traced(
         self,
+        traced: Traced,
         request_id: str,
         method: str,
         path: str,
@@ -120,8 +123,8 @@ class Observer:
         status: int,
         provenance: Provenance | None,
     ) -> None:
-        tracing, traced = self._tracing, trace.traced
-        if tracing is None or traced is None:
+        tracing = self._tracing
+        if tracing is None or not tracing.keeps(traced, status, ended - received):
             return
         root = root_of(
             request_id=request_id,
@@ -131,10 +134,10 @@ class Observer:
             ended=ended,
             status=status,
             trace=trace,
+            traced=traced,
             provenance=provenance,
         )
-        if not tracing.over(traced, root):
-            return
+        tracing.over(traced, root)
         telemetry, wall, trace_id = self._telemetry, self._clock.wall(), traced.trace_id
         verdict = Verdict.MISS if provenance is None else provenance.verdict
         telemetry.request_seconds.exemplify(ended - received, trace_id, wall, trace.route, verdict)

@@ -7,8 +7,7 @@ is `nearhit.*`. No prompt, answer, credential, query string or message of an err
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.messages import Provenance
@@ -29,8 +28,7 @@ PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known ones; a
 INSTEAD = "upstream"  # a step that is told by the spans of its calls
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Ids are hex, times nanoseconds since 1970. `kind`: `server`, `consumer`, `client` or `internal`."""
 
     name: str
@@ -46,8 +44,7 @@ class Span:
     links: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """A request as a whole. Times are monotonic seconds."""
 
     name: str
@@ -57,8 +54,7 @@ class Root:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """What is to be exported of a request: with `root` None what went on behind it. `offset`: from the monotonic to the
     wall clock, seconds."""
 
@@ -83,10 +79,11 @@ def root_of(
     ended: float,
     status: int,
     trace: Trace,
+    traced: Traced,
     provenance: Provenance | None,
 ) -> Root:
     """`received`, `ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
-    traced, known = trace.traced, trace.dialect is not None
+    known = trace.dialect is not None
     found: dict[str, Any] = {
         "http.request.method": method,
         "http.response.status_code": status,
@@ -95,19 +92,18 @@ def root_of(
         "nearhit.tenant": trace.tenant[:12],
         "nearhit.complexity": trace.complexity,
         "nearhit.note": trace.note,
-        "nearhit.spans_lost": (traced and traced.lost) or None,
+        "nearhit.spans_lost": traced.lost or None,
     }
     if known and trace.dialect is not None:
         found["url.path"], found["nearhit.dialect"] = path[:MAX_TEXT], trace.dialect.name
-    if traced is not None and traced.operation:
+    if traced.operation:
         found["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
         found["gen_ai.request.model"] = traced.model[:MAX_TEXT]
     if provenance is not None:
         found |= _origin(provenance)
-    broken = traced is not None and any(call.error == BROKEN and not call.purpose for call in traced.calls)
-    failed = status >= 500 or broken
+    failed = traced.failed(status)
     if failed:
-        found["error.type"] = BROKEN if broken else str((provenance and provenance.reason) or status)
+        found["error.type"] = BROKEN if status < 500 else str((provenance and provenance.reason) or status)
     name = f"{method} {path[:MAX_TEXT]}" if known else method
     return Root(name, received, ended, _said(found), failed)
 
@@ -129,25 +125,28 @@ def spans_of(finished: Finished) -> Iterator[Span]:
     traced, offset, root = finished.traced, finished.offset, finished.root
     state = "" if traced.parent is None else traced.parent.state
 
-    def span(name: str, kind: str, span_id: str, times: tuple[float, float], said: Mapping[str, Attribute]) -> Span:
-        start, end = (int(1e9 * (at + offset)) for at in times)
-        return Span(name, kind, traced.trace_id, span_id, traced.span_id, state, start, max(start, end), said)
+    def span(
+        name: str, kind: str, times: tuple[float, float], said: Mapping[str, Attribute], span_id: str, parent_id: str,
+        *, failed: bool = False, links: tuple[tuple[str, str], ...] = (),
+    ) -> Span:  # fmt: skip
+        start, end = int(1e9 * (times[0] + offset)), int(1e9 * (times[1] + offset))
+        return Span(name, kind, traced.trace_id, span_id, parent_id, state, start, end, said, failed, links)
 
+    own = traced.span_id
     if root is not None:
-        whole = span(root.name, traced.kind, traced.span_id, (root.started, root.ended), root.attributes)
-        yield _replaced(whole, "" if traced.parent is None else traced.parent.span_id, root.failed, tuple(traced.links))
+        parent, links = "" if traced.parent is None else traced.parent.span_id, tuple(traced.links)
+        times = (root.started, root.ended)
+        yield span(root.name, traced.kind, times, root.attributes, own, parent, failed=root.failed, links=links)
     for name, started, ended, purpose in finished.marks:
-        if name == INSTEAD:
-            continue
-        said: dict[str, Attribute] = {"nearhit.stage": name}
-        if purpose:
-            said["nearhit.purpose"] = purpose
-        yield span(name, "internal", new_span_id(), (started, ended), said)
+        if name != INSTEAD:
+            told: dict[str, Attribute] = {"nearhit.stage": name}
+            if purpose:
+                told["nearhit.purpose"] = purpose
+            yield span(name, "internal", (started, ended), told, new_span_id(), own)
     for call in finished.calls:
-        ended = call.started if call.over is None else call.over
-        made = span(_name(call), "client", call.span_id, (call.started, ended), call_attributes(call))
+        times = (call.started, call.started if call.over is None else call.over)
         failed = call.error not in ("", "cancelled") or (call.status or 0) >= 400
-        yield _replaced(made, made.parent_id, failed, ())
+        yield span(_name(call), "client", times, call_attributes(call), call.span_id, own, failed=failed)
 
 
 def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
@@ -185,10 +184,3 @@ def _name(call: UpstreamCall) -> str:
 
 def _said(found: Mapping[str, Any]) -> dict[str, Attribute]:
     return {name: value for name, value in found.items() if value is not None and value != ""}
-
-
-def _replaced(span: Span, parent: str, failed: bool, links: tuple[tuple[str, str], ...]) -> Span:
-    return Span(
-        span.name, span.kind, span.trace_id, span.span_id, parent, span.state, span.start_ns, span.end_ns,
-        span.attributes, failed, links,
-    )  # fmt: skip

@@ -60,6 +60,10 @@ class Traced:
             if self.later is not None:
                 self.later(self)
 
+    def failed(self, status: int) -> bool:
+        """Whether a request that is answered with `status` ends in an error."""
+        return status >= 500 or any(call.error == BROKEN and not call.purpose for call in self.calls)
+
     def parent_for(self, span_id: str) -> str:
         """The header that names one of its spans as who asks."""
         return traceparent(self.trace_id, span_id, sampled=self.sampled)

@@ -32,10 +32,10 @@ class Rules:
     share: float
     slow_s: float | None
 
-    def keeps(self, traced: Traced, root: Root) -> bool:
-        if traced.sampled or root.failed:
+    def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
+        if traced.sampled or traced.failed(status):
             return True
-        return self.slow_s is not None and root.ended - root.started >= self.slow_s
+        return self.slow_s is not None and seconds >= self.slow_s
 
 
 class Tracing:
@@ -56,15 +56,18 @@ class Tracing:
         trace_id = f"{getrandbits(128) or 1:032x}"
         return Traced(trace_id, None, sampled=drawn(trace_id, self._rules.share), kind=kind)
 
-    def over(self, traced: Traced, root: Root) -> bool:
-        """Whether it is exported."""
-        if not self._rules.keeps(traced, root):
-            traced.later = _forget
-            traced.taken()
-            return False
+    def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
+        """Whether a request that is over is exported; nothing more of it is kept where it is not."""
+        if self._rules.keeps(traced, status, seconds):
+            return True
+        traced.later = _forget
+        traced.taken()
+        return False
+
+    def over(self, traced: Traced, root: Root) -> None:
+        """Of a request that is kept."""
         self._hand_over(traced, root)
         traced.later = self._later
-        return True
 
     def close(self) -> None:
         """Hands over what is held."""
