@@ -52,13 +52,12 @@ from gateway.explaining.requests import ExplainRequests
 from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observing.access_log import AccessLog
-from gateway.pipeline import Handler, Stage, compose
+from gateway.pipeline import Handler, compose
 from gateway.policy.model import Policy
 from gateway.policy_life.admin import policy_admin_of
 from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
-from gateway.stages.authenticate import Keys, Passthrough
 from gateway.stages.observe import Observe
 from gateway.stages.policy import ApplyPolicy, RouteTable
 from gateway.stages.protect import Protect
@@ -89,10 +88,11 @@ class Gateway:
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
+        self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
-        front = Front(parts.store, self._current, self._observer, parts.clock)
+        front = Front(parts.store, self._current, self._observer, parts.clock, self.access.keyring.holds)
         context, credentials = certificates_of(config.server)
         self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current, context)
         self.grpc_port = GrpcPort(config.server, parts.clock, credentials)
@@ -101,7 +101,6 @@ class Gateway:
         self.quality = Quality(parts.spaces, lambda: self.policy)
         self.stats = Stats(parts.telemetry, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
-        self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.admin_port = AdminPort(
             config.server.admin,
             self.access.guard,
@@ -169,7 +168,7 @@ class Gateway:
                     max_inflight=self.config.server.max_inflight,
                     shape=shape_of_errors,
                 ),
-                self._authenticate(),  # before the body is read: strangers cost nothing
+                self.access.authenticate,  # before the body is read: strangers cost nothing
                 parts.feedback,  # no route of its own
                 *self.jobs.stages,  # before the policy: what is answered later meets it when it runs
                 ApplyPolicy(self._current, DIALECTS),
@@ -182,13 +181,8 @@ class Gateway:
         once is for the workers to say."""
         telemetry = self.parts.telemetry
         protect = Protect(telemetry, inflight=lambda: 0, max_inflight=1, shape=shape_of_errors)
-        return compose([Observe(self._observer), protect, ApplyPolicy(self._current, DIALECTS)], _nowhere)
-
-    def _authenticate(self) -> Stage:
-        auth = self.config.auth
-        if auth.mode == "passthrough":
-            return Passthrough()
-        return Keys({digest: tenant for tenant, digests in auth.keys.items() for digest in digests})
+        policy = ApplyPolicy(self._current, DIALECTS)
+        return compose([Observe(self._observer), protect, self.access.of_jobs, policy], _nowhere)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
@@ -269,6 +263,7 @@ async def running(
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served
+        await gateway.access.begin(stack)
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
         if gateway.parts.leasing is not None:
             jobs.append(gateway.parts.leasing.run())

@@ -25,6 +25,7 @@ from gateway.commands.doctor.command import register as register_doctor
 from gateway.commands.explain import explain, explain_by_gateway
 from gateway.commands.jobs import register as register_jobs
 from gateway.commands.json_schema import config_schema, policy_schema
+from gateway.commands.keys import register as register_keys
 from gateway.commands.policy import register as register_policy
 from gateway.commands.policy import warnings_of
 from gateway.commands.serve import serve, serve_upstream
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     register_cache(commands, shared)
     register_jobs(commands, shared)
+    register_keys(commands, shared)
     register_policy(commands, shared)
     register_audit(commands, shared)
     register_doctor(commands, shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.access.permits import HEADER
 from gateway.dialects.anthropic import VERSION
 
 # RFC 9110 section 7.6.1, and what names the connection rather than the message.
@@ -23,7 +24,7 @@ HOP_BY_HOP = frozenset(
 # Framing is made anew on each side; Host names the upstream.
 FRAMING = frozenset({"content-length", "host", "expect"})
 # For the gateway alone. Cache-Control goes on: a chain of caches wants it.
-OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream"})
+OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER})
 # Names that only this gateway sets; an upstream's own (another nearhit behind this one) must not pose as ours.
 ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 

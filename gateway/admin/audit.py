@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from gateway.adapters.audit_file import AuditFile
-from gateway.admin.answers import asked_number, json_answer
+from gateway.admin.answers import answered, asked_number, json_answer
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import RemovalStore
@@ -34,7 +34,7 @@ class AuditTrail:
         self._telemetry = telemetry
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/audit", self._get)]
+        return [web.get("/admin/audit", answered(self._get))]
 
     def write(self, entry: dict[str, Any]) -> bytes:
         """At once: what was done is written down before it is said to be done."""
@@ -56,11 +56,9 @@ class AuditTrail:
             LOG.warning("an action is in this gateway's audit trail alone", extra={"fields": {"error": str(error)}})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        limit = asked_number(request, "limit", LISTED, MAX_LISTED)
         try:
-            limit = asked_number(request, "limit", LISTED, MAX_LISTED)
             source, lines = await self._youngest(limit, request.query.get("source", "store"))
-        except BadRequest as error:
-            return json_answer({"error": error.message}, error.status)
         except OSError as error:
             return json_answer({"error": f"the audit trail cannot be read: {error.strerror or error}"}, 500)
         return json_answer({"source": source, "entries": [_entry(line) for line in lines]})

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-import orjson
 from aiohttp import web
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gateway.admin.answers import NO_STORE, asked_number, json_answer
+from gateway.admin.answers import NO_STORE, Handler, asked_number, json_answer, object_of, section_of
 from gateway.admin.audit import note
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 from gateway.upkeep.portability import ImportIncomplete, Portability
 from gateway.upkeep.removal import Removal
 from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted
 from gateway.written.units import PositiveDuration
-from gateway.written.validation import NOT_EMPTY, Section, complaints
+from gateway.written.validation import NOT_EMPTY, Section
 
 MAX_STREAMS = 4  # exports and imports at once
 STALL_S = 30.0  # how long a client may take for a piece of one
 LISTED, MAX_LISTED = 50, 1_000
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -79,7 +77,7 @@ class CacheAdmin:
         ]
 
     async def _purge(self, request: web.Request) -> web.StreamResponse:
-        body = _purge_body(await request.read())
+        body = section_of(PurgeBody, object_of(await request.read(), "conditions"))
         wanted = body.wanted()
         note(request, look=body.dry_run, conditions=wanted.described())
         try:
@@ -120,20 +118,6 @@ class CacheAdmin:
         if self._streams >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} exports or imports are under way: ask again", retry_after_s=1)
         self._streams += 1
-
-
-def _purge_body(data: bytes) -> PurgeBody:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise BadRequest("the body is not JSON: expected an object of conditions") from None
-    if not isinstance(value, dict):
-        raise BadRequest("expected a JSON object of conditions")
-    try:
-        return PurgeBody.model_validate(value)
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in complaints(error)]
-        raise BadRequest("; ".join(faults)) from None
 
 
 def _note(request: web.Request, outcome: Outcome) -> None:

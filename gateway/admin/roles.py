@@ -37,6 +37,12 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/policy/history": OPERATE,
     "GET /admin/policy/history/{version}": OPERATE,
     "POST /admin/policy/rollback": ADMIN,
+    "GET /admin/keys": ADMIN,
+    "POST /admin/keys": ADMIN,
+    "GET /admin/keys/{key}": ADMIN,
+    "POST /admin/keys/{key}": ADMIN,
+    "POST /admin/keys/{key}/rotate": ADMIN,
+    "POST /admin/keys/{key}/revoke": ADMIN,
     "GET /admin/audit": ADMIN,
 }
 # What only looks, though its method is one that acts; and what acts, though it is a GET.

@@ -17,7 +17,7 @@ from gateway.errors import StoreUnavailable
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.ports.quotas import QuotaStore
-from gateway.routing.limiting import Asked
+from gateway.routing.limiting import EVERYWHERE, Asked
 from gateway.routing.quota import MICROS, Demand, Meters, Place, Return, Spend, Taken, left, window_of
 
 LOG = logging.getLogger("nearhit.limits")
@@ -124,7 +124,8 @@ class Quotas:
             remaining = told.level / MICROS if a.limit == "large_share" else left(a.demand, told, taken=taken.granted)
             if a.limit == "cost":
                 remaining /= MICROS
-            self._seen[a.demand.key] = Seen(route, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
+            place = EVERYWHERE if a.everywhere else route
+            self._seen[a.demand.key] = Seen(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
         while len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 

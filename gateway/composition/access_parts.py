@@ -3,27 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 from gateway.access.failures import Failures
+from gateway.access.key_text import digest_of, well_formed
+from gateway.access.keychain import Keychain
+from gateway.access.keyring import Keyring
+from gateway.access.permits import Permit
+from gateway.access.roles import Actor, Role
 from gateway.adapters.audit_file import AuditFile
 from gateway.admin.audit import AuditTrail
-from gateway.admin.guard import Entrance, Guard
+from gateway.admin.guard import Check, Entrance, Guard
+from gateway.admin.keys import KeysHandler
+from gateway.background import run_within
 from gateway.composition.parts import Stores, secret
-from gateway.config import Config
+from gateway.config import Auth, Config
+from gateway.errors import Unauthorized
 from gateway.observing.telemetry import Telemetry
+from gateway.pipeline import Stage
 from gateway.ports import Clock
+from gateway.stages.authenticate import SENTENCES, KeyOfJob, Keys, Passthrough
 
 
 class Access:
-    """Raises `StartFailed` where a named secret is not in the environment."""
+    """`authenticate`: of requests that clients send; `of_jobs`: of those that are run for them. Raises `StartFailed`
+    where a named secret is not in the environment."""
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
     ) -> None:
-        token = secret(environ, config.auth.admin_token_env, "auth.admin_token_env")
+        auth, server = config.auth, config.server
+        token = secret(environ, auth.admin_token_env, "auth.admin_token_env")
         failures = Failures(clock.monotonic)
+        self.keyring = Keyring(stores.keys, _configured(auth), clock, telemetry, kept_s=auth.key_grace)
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
         trail = AuditTrail(file, stores.removals, telemetry)
-        entrance = Entrance(token, (), failures, telemetry)
-        self.guard = Guard(config.server.admin, config.server.admin_hosts, entrance, trail, clock)
-        self.admin = trail.routes()
+        entrance = Entrance(token, [_by_key(self.keyring)], failures, telemetry, unlocked=token is None)
+        self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
+        asked_for = auth.mode == "keys"
+        keys = KeysHandler(Keychain(stores.keys, self.keyring, clock), clock, asked_for=asked_for)
+        self.admin = [*trail.routes(), *keys.routes()]
+        self.authenticate: Stage = (
+            Keys(self.keyring, Failures(clock.monotonic), telemetry) if asked_for else Passthrough()
+        )
+        self.of_jobs = KeyOfJob(self.keyring)
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Follows the keys of the store, until `stack` ends it."""
+        await self.keyring.refresh()
+        stack.push_async_callback(self.keyring.close)
+        run_within(stack, self.keyring.run())
+
+
+def _configured(auth: Auth) -> dict[str, Permit]:
+    return {digest: Permit("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests}
+
+
+def _by_key(keyring: Keyring) -> Check:
+    async def check(text: str) -> Actor | None:
+        if not well_formed(text):
+            return None
+        found = await keyring.find(digest_of(text))
+        if not isinstance(found, Permit):
+            raise Unauthorized(SENTENCES[found])
+        return Actor(found.name, found.role, "key", found.tenant)
+
+    return check

@@ -79,6 +79,7 @@ class Parts:
     clock: Clock
     telemetry: Telemetry
     max_entry: int
+    keyed: bool  # clients show API keys, which may have limits of their own
     memory: Memory
     fleet: Fleet
     feedback: Feedback
@@ -151,6 +152,7 @@ async def build_parts(
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
+        keyed=config.auth.mode == "keys",
         memory=memory,
         fleet=fleet,
         feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
@@ -225,9 +227,10 @@ def route_chains(route: Route, parts: Parts) -> Chains:
 
 def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage]]:
     """Outermost what counts hits, innermost what counts calls: so that the caches serve on where a limit is reached."""
-    if not route.limits:
+    if not route.limits and not parts.keyed:
         return [], []
-    counts = [CountRequests(route, parts.quotas, parts.telemetry)] if any(r.count_hits for r in route.limits) else []
+    counting = parts.keyed or any(rule.count_hits for rule in route.limits)
+    counts = [CountRequests(route, parts.quotas, parts.telemetry)] if counting else []
     return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
 
 

@@ -24,6 +24,7 @@ from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_changes import RedisChanges
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_journal import Journal
+from gateway.adapters.redis_keys import RedisKeys
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
@@ -77,6 +78,7 @@ class Stores:
     front: FrontStore
     redis: RedisStore
     removals: RedisRemovals
+    keys: RedisKeys
     leases: RedisLeases | None  # None: no other gateway is on this store
     quotas: RedisQuotas
     jobs: RedisJobs
@@ -121,6 +123,7 @@ async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
         front=front,
         redis=redis,
         removals=RedisRemovals(redis, client),
+        keys=RedisKeys(redis, client),
         leases=leases,
         quotas=quotas,
         jobs=jobs,

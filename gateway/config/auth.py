@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, KeyHash, Name
-from gateway.written.units import Size
+from gateway.written.units import Duration, Size
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 
@@ -17,13 +17,12 @@ class Auth(Section):
 
     mode: Annotated[Literal["passthrough", "keys"], one_of("passthrough", "keys")] = "passthrough"
     keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
+    key_grace: Duration = 600.0  # how long keys of the store that are known are good where it does not answer
     admin_token_env: EnvironmentName | None = None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         keys, mode = given.get("keys", {}), given.get("mode", "passthrough")
-        if mode == "keys" and keys == {}:
-            yield Problem(None, "mode keys needs a key, e.g. keys: {acme: [SHA-256 of an API key]}")
         if mode == "passthrough" and keys:
             yield Problem("keys", "no other mode reads these, expected mode: keys beside them")
         tenants = keys if isinstance(keys, dict) else {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gateway.access.permits import Permit
 from gateway.bodies import Ready
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import Lifetime, freshness_of
@@ -52,6 +53,7 @@ class _Known:
     facts: Facts | None
     headers: tuple[tuple[str, str], ...]
     body: bytes
+    permit: Permit | None
 
     @property
     def formed(self) -> int:
@@ -60,9 +62,18 @@ class _Known:
 
 
 class Front:
-    """`table` returns the policy in force; it is compared by identity."""
+    """`table` returns the policy in force; it is compared by identity. `holds`: whether a key is still as good as when
+    it was looked at; where that is not known, the stages ask."""
 
-    def __init__(self, store: NearStore, table: Callable[[], object], observer: Observer, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: NearStore,
+        table: Callable[[], object],
+        observer: Observer,
+        clock: Clock,
+        holds: Callable[[Permit], bool],
+    ) -> None:
+        self._holds = holds
         self._store = store
         self._table = table
         self._observer = observer
@@ -89,12 +100,14 @@ class Front:
         if known.table is not self._table() or entry is not known.entry:
             self._forget(key)
             return None
+        if known.permit is not None and not self._holds(known.permit):
+            return None
         freshness = freshness_of(entry, known.lifetime, NONE, self._clock.wall())
         if not freshness.fresh:
             return None
         trace = Trace(self._clock)
         trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
-        trace.expose_headers, trace.facts = known.expose_headers, known.facts
+        trace.expose_headers, trace.facts, trace.permit = known.expose_headers, known.facts, known.permit
         provenance = provenance_of(entry, freshness, Verdict.EXACT)
         self._observer.begin(trace, http.headers)
         if trace.traced is not None:
@@ -137,6 +150,7 @@ class Front:
             facts=trace.facts,
             headers=response.headers,
             body=body,
+            permit=trace.permit,
         )
         self._formed_bytes += known.formed
         while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:

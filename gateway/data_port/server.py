@@ -121,6 +121,7 @@ class DataPort:
                 source=HttpBody(http, body, max_bytes=self._config.max_body, timeout_s=self._config.body_timeout),
                 received=self._clock.monotonic(),
                 trace=Trace(self._clock),
+                peer=http.remote or "",
             )
             response = await self._fitted(http, await self._handler(request))
             if key is not None:

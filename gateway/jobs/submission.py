@@ -102,7 +102,7 @@ def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: It
 def kept_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
     """-> (what the job is run with, credentials). `explicit`: the request was described in a JSON object, so its own
     Content-Type is that of the description."""
-    pairs = [(name, value) for name, value in headers.items() if name.lower() not in NOT_KEPT]
+    pairs = [(name, value) for name, value in headers.items() if name.lower() not in NOT_KEPT and name[0] != ":"]
     plain = [(name, value) for name, value in pairs if name.lower() not in SECRET]
     if explicit:
         plain = [(name, value) for name, value in plain if name.lower() != "content-type"]

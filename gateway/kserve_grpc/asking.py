@@ -40,7 +40,9 @@ METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 class Asking:
     """One RPC: its metadata and its deadline are those of every request that it makes."""
 
-    def __init__(self, metadata: Iterable[tuple[str, str | bytes]], remaining_s: float | None, clock: Clock) -> None:
+    def __init__(
+        self, metadata: Iterable[tuple[str, str | bytes]], remaining_s: float | None, clock: Clock, peer: str = ""
+    ) -> None:
         self._headers: CIMultiDict[str] = CIMultiDict(
             (key, value)
             for key, value in metadata
@@ -49,6 +51,7 @@ class Asking:
         if remaining_s is not None and 1e3 * remaining_s < LONGEST_MS and BUDGET not in self._headers:
             self._headers[BUDGET] = str(max(1, int(1e3 * remaining_s)))
         self._clock = clock
+        self._peer = peer
 
     def request(
         self, method: str, path: str, body: bytes = b"", more: Iterable[tuple[str, str]] = (), *, stream: bool = False
@@ -69,6 +72,7 @@ class Asking:
             source=AtHand(body),
             received=self._clock.monotonic(),
             trace=Trace(self._clock),
+            peer=self._peer,
         )
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health
@@ -132,7 +133,13 @@ class GrpcPort:
                 self.inflight -= 1
 
     def _asking(self, context: Context) -> Asking:
-        return Asking(context.invocation_metadata() or (), context.time_remaining(), self._clock)
+        metadata = context.invocation_metadata() or ()
+        return Asking(metadata, context.time_remaining(), self._clock, address_of(context.peer() or ""))
+
+
+def address_of(peer: str) -> str:
+    """Of `ipv4:127.0.0.1:51234` or `ipv6:%5B::1%5D:51234`, as gRPC names its peers."""
+    return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
 
 
 def _message(name: str) -> Any:

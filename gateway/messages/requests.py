@@ -90,6 +90,7 @@ class Request:
     metered: bool = False  # what it costs is counted: the backend is to tell
     patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
     unasked: bool = False  # the gateway's own check of an answer: no client asked for it
+    peer: str = ""  # the address that it came from; empty: it did not come from a client
 
     @property
     def tenant(self) -> str:

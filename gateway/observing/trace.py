@@ -17,6 +17,7 @@ from gateway.routing.outlook import Outlook
 from gateway.routing.threshold import Wish
 
 if TYPE_CHECKING:
+    from gateway.access.permits import Permit
     from gateway.cache.freshness import Lifetime
     from gateway.cache.judged import Judged
     from gateway.ports import Inspection
@@ -40,7 +41,8 @@ class Trace:
 
     __slots__ = (
         "_clock", "asked", "complexity", "considered", "dialect", "embedding", "expose_headers", "facts", "inspected",
-        "judged", "note", "outlook", "purpose", "route", "served", "spans", "stored", "tenant", "traced", "wish",
+        "judged", "note", "outlook", "permit", "purpose", "route", "served", "spans", "stored", "tenant", "traced",
+        "wish",
     )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
@@ -49,6 +51,7 @@ class Trace:
         self.dialect: Dialect | None = None
         self.route = ""
         self.tenant = ""
+        self.permit: Permit | None = None  # of the API key, where the gateway asks for one
         self.expose_headers = True
         self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry and what it is held to
         self.judged: Judged | None = None  # what was made of the best neighbour, where there was one
@@ -73,7 +76,7 @@ class Trace:
         """For work on behalf of this request that is not part of it: the same origin, nothing spent yet. `purpose`: a
         word for what it is, `shadow` or the like."""
         trace = Trace(self._clock)
-        trace.dialect, trace.route, trace.tenant = self.dialect, self.route, self.tenant
+        trace.dialect, trace.route, trace.tenant, trace.permit = self.dialect, self.route, self.tenant, self.permit
         trace.traced, trace.purpose = self.traced, purpose
         return trace
 

@@ -23,6 +23,7 @@ from gateway.routing.quota import (
     window_of,
 )
 
+EVERYWHERE = "*"  # in place of a route, which cannot be called so
 LONG_S = 60  # clients that retry by themselves are told not to, where it takes longer
 PERIOD = {"s": "second", "min": "minute", "h": "hour", "day": "day"}
 Headers = tuple[tuple[str, str], ...]
@@ -46,6 +47,11 @@ class Asked:
     said: str  # the limit as an operator writes it
     demand: Demand
     pace: Pace | None = None
+
+    @property
+    def everywhere(self) -> bool:
+        """It counts over all routes: an API key's own."""
+        return self.demand.key.startswith(EVERYWHERE + ":")
 
 
 def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str]:
@@ -121,16 +127,15 @@ def refused(route: str, asked: Sequence[Asked], taken: Taken) -> tuple[Asked, st
 def _sentence(route: str, asked: Asked, told: Told) -> str:
     whose = f"this {asked.per}" if asked.per != "route" else "everybody"
     remaining = left(asked.demand, told, taken=False)
+    where = "" if asked.everywhere else f" on route {route}"
     if isinstance(asked.demand, Paced):
         amount, _, period = asked.said.partition("/")
         needs = f", this request takes about {asked.demand.units:.0f}" if asked.limit == "tokens" else ""
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
-        return f"the {what} for {whose} on route {route} is reached: {remaining:.0f} left{needs}"
+        return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
     if isinstance(asked.demand, Place):
-        return (
-            f"the limit of {asked.said} calls at once for {whose} on route {route} is reached: {told.level} in flight"
-        )
-    return f"the cap of {asked.said} for {whose} on route {route} is reached: {remaining / MICROS:.4f} USD left"
+        return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {told.level} in flight"
+    return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
 def headers_of(asked: Sequence[Asked], taken: Taken) -> Headers:

@@ -21,7 +21,7 @@ from gateway.jobs.submission import kept_headers
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.ports import Clock
-from gateway.stages.jobs import RETRY_AFTER_S, Credentials
+from gateway.stages.jobs import RETRY_AFTER_S, Credentials, key_header
 
 PATHS = re.compile(r"/v1/(files|batches)(?:/([A-Za-z0-9_-]{1,64}))?(?:/(content|cancel))?")
 MAX_FILES, MAX_FILES_PER_TENANT, MAX_BATCHES_PER_TENANT = 10_000, 500, 500
@@ -131,6 +131,7 @@ class Batches:
             raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
         headers, credentials = kept_headers(request.trace.handed_on(request.headers), b"", explicit=True)
+        headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         batch = Batch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
         await self._store.create(batch)

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.access.permits import HEADER
 from gateway.bodies import Guarded
 from gateway.config.jobs import Jobs as JobsConfig
 from gateway.dialects.json_body import parse_object
@@ -105,6 +106,7 @@ class Jobs:
             raise BadRequest("this gateway sends no webhooks: it has no secret to sign them (jobs.webhook_secret_env)")
         identity = f"job_{secrets.token_hex(16)}"
         headers, credentials = kept_headers(request.trace.handed_on(request.headers), wish.body, explicit=explicit)
+        headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
             identity, request.tenant, wish.method, wish.path, wish.query, headers, wish.body, sealed, wish.priority,
@@ -182,6 +184,12 @@ class Jobs:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._config.max_body} bytes (jobs.max_body)")
+
+
+def key_header(request: Request) -> tuple[tuple[str, str], ...]:
+    """By which a job is held to its client's key when it runs."""
+    permit = request.trace.permit
+    return () if permit is None or not permit.id else ((HEADER, permit.id),)
 
 
 def bounds_of(config: JobsConfig) -> Bounds:

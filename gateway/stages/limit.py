@@ -14,10 +14,11 @@ from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.messages import Call, Event, EventStream, Request, Response, Usage, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
-from gateway.policy.limits import Per
+from gateway.policy.limits import Limits, Per
 from gateway.policy.model import Route
 from gateway.routing.estimates import BYTES_A_TOKEN, Typical, input_tokens
 from gateway.routing.limiting import (
+    EVERYWHERE,
     LONG_S,
     Asked,
     Estimate,
@@ -39,7 +40,17 @@ MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it
 
 
 def whose(request: Request) -> Mapping[Per, str]:
-    return subjects(request.tenant, None if request.call is None else request.call.user, key_of(request.headers))
+    permit = request.trace.permit
+    key = (
+        permit.id if permit is not None and permit.id else key_of(request.headers)
+    )  # one key before and after a rotation
+    return subjects(request.tenant, None if request.call is None else request.call.user, key)
+
+
+def own_of(request: Request) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
+    """The limits of its API key, and whom they count for."""
+    permit = request.trace.permit
+    return ((), {}) if permit is None or request.unasked else (permit.limits, {"key": permit.id})
 
 
 def asker_of(request: Request) -> str:
@@ -48,7 +59,7 @@ def asker_of(request: Request) -> str:
 
 
 class CountRequests:
-    """Outermost of a route whose limits of requests count what the caches answer, too."""
+    """Outermost, where limits of requests may count what the caches answer, too: a route's, or a key's."""
 
     def __init__(self, route: Route, quotas: Quotas, telemetry: Telemetry) -> None:
         self._route = route
@@ -56,7 +67,10 @@ class CountRequests:
         self._telemetry = telemetry
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        asked = requests_of(self._route.name, self._route.limits, whose(request))
+        own, key = own_of(request)
+        asked = requests_of(self._route.name, self._route.limits, whose(request)) + requests_of(EVERYWHERE, own, key)
+        if not asked:
+            return await forward(request)
         grant = await _taken(request, self._route.name, asked, self._quotas, self._telemetry)
         response = await forward(request)
         request.trace.served = None  # the front would answer the next one without asking
@@ -84,11 +98,7 @@ class Limit:
     async def __call__(self, request: Request, forward: Handler) -> Response:
         if request.directives.only_if_cached:
             return await forward(request)  # no call will be made
-        limits = [rule for rule in self._route.limits if rule.per == "route" or not request.unasked]
-        if request.call is None or request.call.operation == "embeddings":  # nothing is chosen by how large it is
-            limits = [replace(rule, large_share=None) for rule in limits]
-        estimate = self._estimate(request.call)
-        asked = asked_of(self._route.name, limits, whose(request), estimate, self._quotas.member())
+        asked = self._asked(request)
         if not asked:
             return await forward(request)
         grant = await _taken(request, self._route.name, asked, self._quotas, self._telemetry)
@@ -112,6 +122,19 @@ class Limit:
             self._quotas.give_back(grant, not_large(asked, grant.taken))
         response = replace(response, headers=with_headers(response.headers, headers_of(asked, grant.taken)))
         return self._counted(request.call, response, account)
+
+    def _asked(self, request: Request) -> list[Asked]:
+        of_route = [rule for rule in self._route.limits if rule.per == "route" or not request.unasked]
+        own, key = own_of(request)
+        if not of_route and not own:
+            return []
+        if request.call is None or request.call.operation == "embeddings":  # nothing is chosen by how large it is
+            of_route, own = _without_shares(of_route), tuple(_without_shares(own))
+        estimate, member = self._estimate(request.call), self._quotas.member()
+        return [
+            *asked_of(self._route.name, of_route, whose(request), estimate, member),
+            *asked_of(EVERYWHERE, own, key, estimate, member),
+        ]
 
     def _estimate(self, call: Call | None) -> Estimate:
         """By the dearest model that may answer."""
@@ -165,6 +188,10 @@ class Limit:
         if call.operation != "embeddings":
             self._typical.saw(written)
         return self._cost(backend, read, written)
+
+
+def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
+    return [replace(rule, large_share=None) for rule in limits]
 
 
 class _Account:

@@ -55,8 +55,17 @@ class ApplyPolicy:
                 call = dialect.parse(request.path, body, request.headers)
                 if request.trace.traced is not None:
                     request.trace.traced.operation, request.trace.traced.model = call.operation, call.model
+                _check_model(request, call)
                 return body, call
+        _check_model(request, None)
         return b"", None
+
+
+def _check_model(request: Request, call: Call | None) -> None:
+    """Before anything is looked up: what a tenant has stored is not every key's of it. Raises `Forbidden`."""
+    permit = request.trace.permit
+    if permit is not None:
+        permit.check_model(None if call is None else call.model, request.path)
 
 
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
@@ -91,6 +100,7 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
         tpot_s=budget.tpot_s,
         priority=_priority(request, route),
         patient=patient,
+        peer=request.peer,
     )
 
 

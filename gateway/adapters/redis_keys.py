@@ -1,0 +1,84 @@
+"""API keys on the server that holds the answers: their records by id, and ids by the SHA-256 of a key.
+
+They have no expiry, so that a server which makes room among what expires (`volatile-lru`, as the embedded one has it)
+leaves them alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway.access.store import KeyChange, Outdated
+from gateway.adapters.redis_removal import DISK_MS
+from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.errors import StoreUnavailable
+
+KEYS = PREFIX + "keys"
+DIGESTS = PREFIX + "keys:digests"
+VERSION = PREFIX + "keys:version"
+TIMEOUT_S = 5.0  # an operator can wait longer than a request
+POLL_TIMEOUT_S = 0.25
+# KEYS: the digests, the records. ARGV: a digest.
+FIND = """
+local id = redis.call('HGET', KEYS[1], ARGV[1])
+return id and redis.call('HGET', KEYS[2], id)
+"""
+# KEYS: the records, the digests, the version. ARGV: the id, what lies there, what is to (both empty for nothing), how
+# many digests are to lead there, they and those that no longer do.
+SWAP = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+for i = 5, #ARGV do
+  if i < 5 + ARGV[4] then redis.call('HSET', KEYS[2], ARGV[i], ARGV[1]) else redis.call('HDEL', KEYS[2], ARGV[i]) end
+end
+redis.call('INCR', KEYS[3])
+return 1
+"""
+
+
+class RedisKeys:
+    def __init__(self, store: RedisStore, client: Any) -> None:
+        self._store = store
+        self._client = client  # for what must not weigh on the breaker
+        self._find = client.register_script(FIND)
+        self._swap = client.register_script(SWAP)
+
+    async def version(self) -> bytes:
+        """Beside the breaker, as that of removals (`gateway.adapters.redis_removal`)."""
+        try:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                return await self._client.get(VERSION) or b""
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+
+    async def by_digest(self, digest: str) -> bytes | None:
+        return await self._store.execute(lambda _: self._find([DIGESTS, KEYS], [digest]), POLL_TIMEOUT_S)
+
+    async def by_id(self, identity: str) -> bytes | None:
+        return await self._store.execute(lambda client: client.hget(KEYS, identity), TIMEOUT_S)
+
+    async def listed(self) -> list[bytes]:
+        return await self._store.execute(lambda client: client.hvals(KEYS), TIMEOUT_S)
+
+    async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
+        arguments = [change.id, change.old or b"", change.new or b"", len(change.digests)]
+        arguments += [*change.digests, *change.gone]
+
+        async def write(client: Any) -> list[Any]:
+            # One connection, since WAITAOF waits for what its own has written.
+            async with client.pipeline(transaction=False) as pipe:
+                await self._swap([KEYS, DIGESTS, VERSION], arguments, pipe)
+                if synced:
+                    pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+                return list(await pipe.execute(raise_on_error=False))
+
+        swapped, *waited = await self._store.execute(write, TIMEOUT_S)
+        if isinstance(swapped, Exception):
+            raise StoreUnavailable(f"the store refused: {swapped}"[:300])
+        if not swapped:
+            raise Outdated
+        # Servers before 7.2, or without an append-only file, refuse the question: then it is not known.
+        return bool(waited) and isinstance(waited[0], list) and int(waited[0][0]) >= 1

@@ -1,0 +1,177 @@
+"""How long a key is believed, and what is asked of the store for it; and what the store has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.access import keyring as keyrings
+from gateway.access.key_text import digest_of, new_key
+from gateway.access.keychain import Keychain
+from gateway.access.keyring import MAX_AGE_S, Keyring
+from gateway.access.permits import Permit
+from gateway.access.store import KeyChange, Outdated
+from gateway.access.wishes import Change, Rotation, Wanted
+from gateway.adapters.redis_keys import RedisKeys
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.system_clock import SystemClock
+from gateway.errors import Overloaded, StoreUnavailable
+from gateway.observing.telemetry import Telemetry
+from tests.access.keys import ADMIN, CACHED, admin, bearer, create, keyed
+from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import gateway_of
+from tests.fixtures.stores import OutsideServer
+from tests.fixtures.upstream import Upstream
+
+WANTED = Wanted(name="app", tenant="acme")
+
+
+@pytest.fixture
+async def store(outside_store: OutsideServer) -> AsyncIterator[RedisKeys]:
+    client = connect(outside_store.url)
+    redis = RedisStore(client, embedder="e", timeout_s=5.0, clock=SystemClock())
+    yield RedisKeys(redis, client)
+    await redis.close()
+
+
+def keyring_of(store: RedisKeys, clock: FakeClock) -> Keyring:
+    return Keyring(store, {}, clock, Telemetry(), kept_s=60.0)
+
+
+async def test_a_change_of_what_has_changed_meanwhile_is_refused(store: RedisKeys) -> None:
+    change = KeyChange("key_a", None, b"1", ["d1"], [])
+    await store.swap(change)
+    assert await store.by_digest("d1") == await store.by_id("key_a") == b"1"
+    with pytest.raises(Outdated):
+        await store.swap(change)
+    versions = [await store.version()]
+    await store.swap(KeyChange("key_a", b"1", b"2", ["d2", "d3"], ["d1"]))
+    assert [await store.by_digest(name) for name in ("d1", "d2", "d3")] == [None, b"2", b"2"]
+    versions.append(await store.version())
+    assert await store.swap(KeyChange("key_a", b"2", None, [], ["d2", "d3"]), synced=True) is False, "no file, no disk"
+    versions.append(await store.version())
+    assert len(set(versions)) == 3
+    assert await store.listed() == []
+    assert await store.by_digest("d2") is None
+
+
+async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(store: RedisKeys) -> None:
+    """Also where its version cannot be asked for: then each use asks the store."""
+    clock = FakeClock()
+    here, there = keyring_of(store, clock), keyring_of(store, clock)
+    chain = Keychain(store, there, clock)
+    key, text = await chain.create(WANTED, {}, "test")
+    await here.refresh()
+    permit = await here.find(digest_of(text))
+    assert isinstance(permit, Permit)
+    assert here.at_hand(digest_of(text)) is permit
+    await chain.revoke(key.id)
+    assert here.holds(permit), "it has not heard of it"
+    clock.advance(MAX_AGE_S + 0.001)
+    assert not here.holds(permit)
+    assert await here.find(digest_of(text)) == "revoked"
+    await here.refresh()
+    assert await here.find(digest_of(text)) == "revoked"
+
+
+async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: RedisKeys) -> None:
+    keyring = keyring_of(store, FakeClock())
+    await keyring.refresh()
+    stranger = digest_of(new_key())
+    for _ in range(3):
+        assert await keyring.find(stranger) == "unknown"
+    assert keyring._telemetry.key_lookups.values == {("absent",): 1}
+    await Keychain(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    assert await keyring.find(stranger) == "unknown"
+    assert keyring._telemetry.key_lookups.values == {("absent",): 2}
+
+
+async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
+    store: RedisKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyrings, "MAX_KNOWN", 5)
+    monkeypatch.setattr(keyrings, "MAX_STRANGERS", 3)
+    keyring = keyring_of(store, FakeClock())
+    chain = Keychain(store, keyring, FakeClock())
+    texts = [(await chain.create(WANTED, {}, "test"))[1] for _ in range(7)]
+    for text in texts:
+        await keyring.find(digest_of(text))
+    for _ in range(20):
+        await keyring.find(digest_of(new_key()))
+    assert list(keyring._known) == [digest_of(text) for text in texts[-5:]]
+    assert len(keyring._strangers) == 3
+
+
+async def test_a_crowd_that_shows_one_key_asks_once(store: RedisKeys) -> None:
+    keyring = keyring_of(store, FakeClock())
+    _, text = await Keychain(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    found = await asyncio.gather(*(keyring.find(digest_of(text)) for _ in range(50)))
+    assert all(isinstance(each, Permit) for each in found)
+    assert keyring._telemetry.key_lookups.values == {("found",): 1}
+
+
+async def test_grace_counts_from_when_the_store_last_confirmed_a_key(
+    store: RedisKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    keyring = keyring_of(store, clock)
+    chain = Keychain(store, keyring, clock)
+    _, text = await chain.create(WANTED, {}, "test")
+    await keyring.find(digest_of(text))
+    clock.advance(3600)  # an hour in which the store has said all the time that nothing changed
+    await keyring.refresh()
+    await chain.create(WANTED, {}, "test")  # and then something did, which is the last that is heard of it
+
+    async def away(*_: object) -> bytes:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "by_digest", away)
+    monkeypatch.setattr(store, "version", away)
+    clock.advance(59)
+    assert isinstance(await keyring.find(digest_of(text)), Permit)
+    clock.advance(2)
+    with pytest.raises(Overloaded):
+        await keyring.find(digest_of(text))
+
+
+async def test_two_who_change_a_key_at_once_both_do(store: RedisKeys) -> None:
+    clock = FakeClock()
+    chain = Keychain(store, keyring_of(store, clock), clock)
+    key, _ = await chain.create(WANTED, {}, "test")
+    await asyncio.gather(
+        chain.rotate(key.id, Rotation()),
+        chain.change(key.id, Change(models=("a-*",)), {"models": ["a-*"]}),
+        chain.rotate(key.id, Rotation()),
+    )
+    after = await chain.one(key.id)
+    assert (len(after.secrets), after.models) == (3, ("a-*",))
+
+
+async def test_a_revocation_holds_on_the_other_gateway_within_a_second(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
+) -> None:
+    """By the real clock, on two gateways, while the key is in use: hits of the front included."""
+    async with AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(
+                gateway_of(keyed(tmp_path / name, upstream, store={"url": outside_store.url}), CACHED, ADMIN)
+            )
+            for name in ("first", "second")
+        ]
+        took = []
+        for _ in range(3):
+            made = await create(first)
+            for _ in range(3):
+                assert (await second.chat("hi", headers=bearer(made["key"]))).status == 200
+            assert (await admin(first, "POST", f"/admin/keys/{made['id']}/revoke")).status == 200
+            revoked = time.monotonic()
+            while (await second.chat("hi", headers=bearer(made["key"]))).status == 200:
+                await asyncio.sleep(0.005)
+            took.append(time.monotonic() - revoked)
+            assert (await first.chat("hi", headers=bearer(made["key"]))).status == 401
+    assert max(took) <= MAX_AGE_S + 0.25, took  # the last request that was let in has to be answered, too
