@@ -177,7 +177,7 @@ async def test_limits_of_a_key_are_its_own_over_all_routes_and_texts(served: Ser
 
 
 async def test_a_budget_of_a_key_is_spent(served: Served) -> None:
-    made = await create(served, limits={"cost": {"per_day": "12 USD"}})
+    made = await create(served, limits={"cost": {"per_day": "11 USD"}})
     answers = [(await served.chat(f"q{i}", max_tokens=5, headers=bearer(made["key"]))).status for i in range(3)]
     assert answers == [200, 429, 429]
 
