@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.commands.admin_client import AdminClient, CommandFailed
-from gateway.commands.asking import asked, reaching, time_text
+from gateway.commands.asking import answer, group, time_text
 
 ONCE = "this is the only time that it is shown: "
 COSTS = ("cost_per_day", "cost_per_month")
@@ -16,15 +16,7 @@ COSTS = ("cost_per_day", "cost_per_month")
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `keys` and its commands. `commands`: argparse's subparsers."""
-    keys = commands.add_parser("keys", help="API keys: make, list, change, rotate and revoke them.")
-    inner = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reached = reaching(shared)
-
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = inner.add_parser(name, parents=[reached], help=text, description=text)
-        command.set_defaults(command=run)
-        return command
-
+    add = group(commands, shared, "keys", "API keys: make, list, change, rotate and revoke them.")
     created = add("create", run_create, "Make a key. It is shown once.")
     created.add_argument("name", metavar="NAME", help="what it is for, such as ci")
     created.add_argument("--tenant", required=True, metavar="NAME", help="whose answers it may see")
@@ -62,17 +54,17 @@ def _add_terms(command: argparse.ArgumentParser) -> None:
 
 def run_create(arguments: argparse.Namespace) -> int:
     body = {"name": arguments.name, "tenant": arguments.tenant, "role": arguments.role, **_terms(arguments)}
-    return asked(arguments, lambda admin: admin.post("/admin/keys", body), made_text)
+    return answer(arguments, lambda admin: admin.post("/admin/keys", body), made_text)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     given = {"state": arguments.state, "tenant": arguments.tenant}
     query = urlencode({name: value for name, value in given.items() if value is not None})
-    return asked(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
+    return answer(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return asked(arguments, lambda admin: admin.get(_path(arguments)), show_text)
+    return answer(arguments, lambda admin: admin.get(_path(arguments)), show_text)
 
 
 def run_change(arguments: argparse.Namespace) -> int:
@@ -110,7 +102,7 @@ def _posted(
     async def post(admin: AdminClient) -> dict[str, Any]:
         return await admin.post(_path(arguments) + what, body)
 
-    return asked(arguments, post, text)
+    return answer(arguments, post, text)
 
 
 def _path(arguments: argparse.Namespace) -> str:
@@ -150,11 +142,22 @@ def show_text(said: dict[str, Any]) -> str:
     lines[-1] += f" by {said['created_by']}"
     lines.append(f"ends             {_ends(said)}")
     lines.append(f"models           {', '.join(said['models']) or 'all'}")
-    lines += [f"limits           {rule}" for rule in said["limits"]] or ["limits           none of its own"]
+    lines += [f"limits           {_rule_text(rule)}" for rule in said["limits"]] or ["limits           none of its own"]
     for secret in said["secrets"]:
         ends = "" if secret["ends"] is None else f", good until {time_text(secret['ends'])}"
         lines.append(f"text             ...{secret['hint']} of {time_text(secret['created'])}{ends}")
     return "\n".join(lines)
+
+
+def _rule_text(rule: dict[str, Any]) -> str:
+    """As it is written in a policy, without its brackets."""
+    parts = []
+    for name, value in rule.items():
+        if isinstance(value, dict):
+            parts.append(" ".join([name, *(f"{key} {item}" for key, item in value.items())]))
+        else:
+            parts.append(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return ", ".join(parts)
 
 
 def _of(said: dict[str, Any]) -> str:
