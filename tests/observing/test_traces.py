@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from gateway.observing.access_log import AccessLog
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
-from tests.fixtures.upstream import Upstream, serving
+from tests.fixtures.upstream import Upstream, serving, stream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
 from tests.test_coalesce import waiting
@@ -237,6 +237,22 @@ async def test_what_is_not_drawn_is_kept_only_where_it_fails_or_is_slow(
     assert len([span for span in collector.spans if span.kind == "server"]) == 2
 
 
+async def test_a_stream_that_breaks_off_is_an_error_and_kept(
+    upstream: Upstream, collector: Collector, tmp_path: Path
+) -> None:
+    async def breaking(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, call, SECRET, cut=True)
+
+    upstream.answer = breaking
+    async with traced(tmp_path, collector, main(upstream), rules={"sample": 0.0}) as served:
+        await served.chat(SECRET, stream=True)
+    root = collector.root(http__response__status_code=200)
+    assert (root.failed, root.attributes["error.type"]) == (True, "stream_broken")
+    (call,) = collector.children(root, "client")
+    assert (call.failed, call.attributes["error.type"]) == (True, "stream_broken")
+    assert not any(b"zyxwvut" in body for body in collector.bodies)
+
+
 async def test_a_receiver_that_does_not_answer_holds_nobody_up(
     upstream: Upstream, collector: Collector, tmp_path: Path
 ) -> None:
@@ -301,14 +317,14 @@ async def test_histograms_name_traces_where_prometheus_asks_for_it(
 
 
 async def test_lines_of_the_log_name_the_trace_and_are_sampled_by_verdict(upstream: Upstream, tmp_path: Path) -> None:
-    stream = io.StringIO()
+    written = io.StringIO()
     async with collecting() as collector:
         telemetry = {**traces(collector), "access_log": {"sample": {"exact": 0.0, "4xx": 0.0}}}
         config = config_of(tmp_path, main(upstream), telemetry=telemetry)
-        async with gateway_of(config, access_log=AccessLog(stream)) as served:
+        async with gateway_of(config, access_log=AccessLog(written)) as served:
             for _ in range(3):
                 await served.chat(SECRET, headers=PARENT)
             assert (await served.post("/v1/chat/completions", b"{")).status == 400
-    (line,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+    (line,) = [json.loads(line) for line in written.getvalue().splitlines()]
     assert {"verdict": "miss", "route": "default", "trace_id": TRACE, "status": 200}.items() <= line.items()
     assert {"reason", "tenant", "timing_ms", "ms", "backend"} <= line.keys()
