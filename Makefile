@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test clients lint bench bench-crowd bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-tracing bench-dashboard pictures servers quality train lock schema clean
+.PHONY: help setup triton run test clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-tracing bench-dashboard pictures servers quality train lock schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ bench: setup  ## what a request costs, as ratios to a bare server in the same ru
 
 bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a minute)
 	@$(BIN)/python -m bench.crowd
+
+bench-replicas: $(STAMP)  ## what 1, 2 and 4 gateways on one store are worth, and how soon each follows (2 minutes)
+	@$(BIN)/python -m bench.replicas
 
 bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
 	@$(BIN)/python -m bench.kserve

@@ -1,0 +1,282 @@
+"""What several gateways on one store are worth, and how soon each knows what the others did: 1, 2 and 4 of them.
+
+`make bench-replicas`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+
+from bench.__main__ import body, free_port, server
+from bench.crowd import crowd, valkey
+from bench.load import request_bytes, run
+from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.redis_journal import Journal
+from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.system_clock import SystemClock
+from gateway.messages import Entry
+from gateway.observing.metrics import LATENCY_BUCKETS
+from gateway.observing.quantiles import quantile_of
+
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}, max_inflight: 4096}}
+embedder: {{adapter: hash}}
+store: {{url: "{store}", timeout: 5s}}
+backends:
+  main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
+"""
+POLICY = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}
+    route: {backend: main}
+"""
+WORDS = [
+    "password",
+    "train",
+    "Vienna",
+    "invoice",
+    "address",
+    "roof",
+    "solar",
+    "phone",
+    "garden",
+    "parcel",
+    "ticket",
+    "seat",
+]
+DELAY = re.compile(r'nearhit_replication_delay_seconds_bucket\{le="([^"]+)"\} (\S+)')
+INDEXED = re.compile(r'nearhit_cache_entries\{kind="index"\} (\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    pid: int
+    port: int
+    admin: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin}"
+
+
+@contextlib.contextmanager
+def replica(upstream: int, store: str) -> Iterator[Replica]:
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(POLICY)
+        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, store=store, upstream=upstream))
+        with server(["gateway", "serve"], port, home) as process:
+            yield Replica(process.pid, port, admin)
+
+
+async def text(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(url) as response:
+        return await response.text()
+
+
+async def ask(session: aiohttp.ClientSession, at: Replica, question: str) -> str:
+    headers = {"content-type": "application/json"}
+    async with session.post(f"{at.url}/v1/chat/completions", data=body(question), headers=headers) as response:
+        await response.read()
+        return response.headers["Cache-Status"]
+
+
+def traffic(count: int) -> list[str]:
+    """Questions that come again, word by word or in other words, the first ones more often (Zipf)."""
+    draw = random.Random(3)
+    known = [f"{' '.join(draw.sample(WORDS, 6))} number {i}" for i in range(count // 4)]
+    weights = [1 / (rank + 1) for rank in range(len(known))]
+    forms = (str, str.upper, lambda question: f"{question}?", lambda question: f"{question}, please")
+    return [draw.choice(forms)(question) for question in draw.choices(known, weights, k=count)]
+
+
+async def hit_rate(session: aiohttp.ClientSession, replicas: Sequence[Replica], count: int) -> float:
+    """One after the other, each at the next gateway."""
+    hits = 0
+    for question, at in zip(traffic(count), itertools.cycle(replicas), strict=False):
+        hits += "; hit" in await ask(session, at, question)
+    return hits / count
+
+
+async def throughput(replicas: Sequence[Replica], requests: int) -> tuple[float, float]:
+    """Exact hits at all of them at once -> a second, and microseconds of CPU each."""
+    bodies = [request_bytes(body("warm"))] * requests
+    for at in replicas:
+        await run(at.port, at.pid, bodies[:50], connections=2)
+    begun = time.perf_counter()
+    loads = await asyncio.gather(*(run(r.port, r.pid, bodies, connections=16, expect=b"exact") for r in replicas))
+    return sum(load.requests for load in loads) / (time.perf_counter() - begun), max(load.cpu_us for load in loads)
+
+
+def entry(number: int) -> Entry:
+    now = time.time()
+    return Entry(
+        fingerprint=f"{number:064x}",
+        scope=f"{number % 7:064x}",
+        tenant="bench",
+        route="default",
+        model="m",
+        operation="chat.completions",
+        dialect="openai",
+        question=f"question {number}",
+        streamed=False,
+        payload=(b"{}" * 200,),
+        content_type="application/json",
+        created=now,
+        expires=now + 3600,
+        backend="main",
+        input_tokens=10,
+        output_tokens=10,
+        cost_dollars=0.0,
+        upstream_s=0.1,
+        tags=(),
+    )
+
+
+async def write(store: str, rate: int, seconds: float) -> float:
+    """As another gateway would -> entries a second that were written."""
+    encoder = HashEncoder()
+    writer = RedisStore(
+        connect(store),
+        embedder=encoder.fingerprint,
+        timeout_s=5.0,
+        clock=SystemClock(),
+        journal=Journal("bench", 200_000),
+    )
+    vectors = np.random.default_rng(1).standard_normal((256, encoder.dimension)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    begun, done, total = time.perf_counter(), 0, int(rate * seconds)
+    while done < total:
+        due = min(total, int((time.perf_counter() - begun) * rate) + 1)
+        await asyncio.gather(*(writer.put(entry(i), vectors[i % 256]) for i in range(done, due)))
+        done = due
+        await asyncio.sleep(0.005)
+    took = time.perf_counter() - begun
+    await writer.close()
+    return total / took
+
+
+async def followed(
+    session: aiohttp.ClientSession, replicas: Sequence[Replica], store: str, rate: int, seconds: float
+) -> str:
+    before = [float(INDEXED.findall(await text(session, f"{r.admin_url}/metrics"))[0]) for r in replicas]
+    counts = [await delays(session, at) for at in replicas]
+    written = await write(store, rate, seconds)
+    ended = time.perf_counter()
+    for at, had in zip(replicas, before, strict=True):
+        while float(INDEXED.findall(await text(session, f"{at.admin_url}/metrics"))[0]) < had + int(rate * seconds):
+            if time.perf_counter() - ended > 60:
+                raise SystemExit("an index has not followed within a minute")
+            await asyncio.sleep(0.05)
+    behind = time.perf_counter() - ended
+    later = [await delays(session, at) for at in replicas]
+    of_all = [sum(b - a for a, b in zip(*pair, strict=True)) for pair in zip(counts, later, strict=True)]
+    assert all(of_all), "no gateway heard of a change"
+    p50, p99 = (
+        max(
+            quantile_of([b - a for a, b in zip(*pair, strict=True)], LATENCY_BUCKETS, q) or 0.0
+            for pair in zip(counts, later, strict=True)
+        )
+        for q in (0.5, 0.99)
+    )
+    return f"{written:>8.0f} {1e3 * p50:>8.0f} {1e3 * p99:>8.0f} {1e3 * behind:>10.0f}"
+
+
+async def delays(session: aiohttp.ClientSession, at: Replica) -> list[int]:
+    """Counts by bucket, not cumulated."""
+    cumulated = [int(float(count)) for _, count in DELAY.findall(await text(session, f"{at.admin_url}/metrics"))]
+    if not cumulated:
+        return [0] * (len(LATENCY_BUCKETS) + 1)
+    return [b - a for a, b in itertools.pairwise([0, *cumulated])]
+
+
+async def purged(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
+    """Seconds from asking one of them for a removal until the last one has stopped to serve it."""
+    for at in replicas:
+        await ask(session, at, "to be removed")
+        assert "; hit" in await ask(session, at, "to be removed")
+    begun = time.perf_counter()
+
+    async def remove() -> None:
+        async with session.post(f"{replicas[0].admin_url}/admin/cache/purge", json={"route": "default"}) as response:
+            assert response.status == 200
+
+    async def gone(at: Replica) -> float:
+        # Asked for with only-if-cached, so that nobody stores it anew.
+        headers = {"content-type": "application/json", "cache-control": "only-if-cached"}
+        while True:
+            url = f"{at.url}/v1/chat/completions"
+            async with session.post(url, data=body("to be removed"), headers=headers) as response:
+                if response.status == 504:
+                    return time.perf_counter() - begun
+
+    removing = asyncio.create_task(remove())  # answered once the store has been swept, which may take seconds
+    last = max(await asyncio.gather(*map(gone, replicas)))
+    await removing
+    return last
+
+
+async def measure(count: int, arguments: argparse.Namespace, upstream: int) -> str:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(valkey())
+        replicas = [stack.enter_context(replica(upstream, store)) for _ in range(count)]
+        async with aiohttp.ClientSession() as session:
+            rate = await hit_rate(session, replicas, arguments.questions)
+            a_second, cpu_us = await throughput(replicas, arguments.requests)
+            follows = await followed(session, replicas, store, arguments.rate, arguments.seconds)
+            removed = await purged(session, replicas)
+    line = await crowd(f"{count}", arguments.crowd, count, shared=True)
+    calls = line.split()[1]
+    return f"{count:>8} {a_second:>9.0f} {cpu_us:>7.0f} {100 * rate:>8.1f}{follows} {1e3 * removed:>8.0f} {calls:>8}"
+
+
+async def all_of_it(arguments: argparse.Namespace) -> None:
+    print(f"exact hits a second at all at once, and CPU of one; hits of {arguments.questions} questions in turn;")
+    print(f"{arguments.rate} entries a second written by somebody else: ms until a change is in force, ms until the")
+    print(f"indexes have the last; ms until a removal holds everywhere; calls of a crowd of {arguments.crowd} over all")
+    columns = ("hits/s", "us", "hit %", "wrote/s", "p50", "p99", "last", "purge", "calls")
+    widths = (9, 7, 8, 7, 8, 8, 10, 8, 8)
+    print(f"{'gateways':>8} " + " ".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True)))
+    upstream = free_port()
+    with server(["bench.servers", "upstream", str(upstream)], upstream):
+        for count in arguments.gateways:
+            print(await measure(count, arguments, upstream), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-replicas", description=__doc__)
+    parser.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--questions", type=int, default=2_000)
+    parser.add_argument("--requests", type=int, default=10_000, help="exact hits for each gateway")
+    parser.add_argument("--rate", type=int, default=1_000, help="entries a second")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--crowd", type=int, default=200)
+    asyncio.run(all_of_it(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
