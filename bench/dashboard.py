@@ -29,12 +29,13 @@ from gateway.adapters.redis_timeline import RedisTimeline
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.history import KEEP, SHARED
 from gateway.observing.metrics import LATENCY_BUCKETS
+from gateway.policy_life.staging import staged_folder
 from tests.fixtures.browser import browser_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import outside_server
 from tests.fixtures.upstream import Upstream, serving
 
-VIEWS = ("overview", "backends", "tenants", "live")
+VIEWS = ("overview", "backends", "tenants", "questions", "entries", "policy", "live")
 # Medians (s) and spreads of the office's requests by how they are answered.
 SHAPES = {
     "exact": (0.34, 0.0006, 0.5), "semantic": (0.17, 0.006, 0.4), "stale": (0.01, 0.001, 0.5),
@@ -71,6 +72,7 @@ routes:
       exact: {ttl: 24h}
       semantic: {ttl: 6h, max_wrong_hits: 1%}
     route: {light: light, large: large, large_share: 30%}
+    record: {prompts: on}
     limits:
       - {per: tenant, requests: 600/min, tokens: 100000/min}
   - name: default
@@ -155,7 +157,7 @@ async def prepared(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
             (policies / "default.yaml").write_text(POLICY)
             config = config_of(folder / "var", backends, store={"url": server.url, "timeout": "10s"})
             config = config.model_copy(update={"policies": policies, "embedder": type(config.embedder)()})
-            async with gateway_of(config, POLICY, policies=policies) as served:
+            async with gateway_of(config, staged_folder(policies, config), policies=policies) as served:
                 await traffic(served, random.Random(3))
                 yield served
 

@@ -14,15 +14,17 @@ import math
 import random
 import re
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvloop
 
-from bench.gateways import free_port, gateway_of, server
+from bench.__main__ import free_port, server
 from bench.load import rss_mb
 from bench.protocols import BODY
 
@@ -175,8 +177,14 @@ def scraped(admin: int) -> tuple[Counter[str], float]:
 @contextlib.contextmanager
 def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
     """-> (process id, port, admin port)."""
-    with gateway_of(CONFIG, POLICY, upstream=upstream, adaptive=adaptive) as it:
-        yield it.process.pid, it.port, it.admin
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(POLICY)
+        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, upstream=upstream, adaptive=adaptive))
+        with server(["gateway", "serve"], port, home) as process:
+            yield process.pid, port, admin
 
 
 async def measured(options: argparse.Namespace) -> list[Phase]:

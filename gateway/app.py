@@ -89,7 +89,7 @@ class Gateway:
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
-        self.dashboard = Dashboard(parts, stores, observer)
+        self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock, self.access.keyring.holds)

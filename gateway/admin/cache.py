@@ -90,8 +90,8 @@ class CacheAdmin:
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
         limit = asked_number(request, "limit", LISTED, MAX_LISTED)
-        entries = await self._removal.entries(limit, request.query.get("route"), request.query.get("tag"))
-        return json_answer({"entries": entries})
+        given = {name: request.query.get(name) or None for name in ("tag", "tenant", "route", "model", "backend")}
+        return json_answer({"entries": await self._removal.entries(limit, **given)})
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         form = request.query.get("format", "entries")

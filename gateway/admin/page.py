@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class Page:
     def __init__(self) -> None:
         folder = resources.files("gateway.admin") / "page"
         self._files = {**chart_files(), **_files(folder)}
+        self._small = {name: gzip.compress(content, mtime=0) for name, content in self._files.items()}
         self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in self._files.items()}
 
     def routes(self) -> list[web.RouteDef]:
@@ -45,10 +47,11 @@ class Page:
         headers = {**HEADERS, "ETag": self._tags[name]}
         if request.headers.get("If-None-Match") == self._tags[name]:
             return web.Response(status=304, headers=headers)
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            content, headers["Content-Encoding"] = self._small[name], "gzip"
+        headers["Vary"] = "Accept-Encoding"
         kind = TYPES[name.rpartition(".")[2]]
-        response = web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
-        response.enable_compression()
-        return response
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
 
 
 def is_page(path: str) -> bool:

@@ -24,6 +24,8 @@ ROLES: Mapping[str, Role] = {
     "POST /admin/explain": OPERATE,
     "POST /admin/cache/explain": OPERATE,
     "GET /admin/cache/entries": OPERATE,
+    "GET /admin/cache/entries/{fingerprint}": OPERATE,
+    "GET /admin/cache/top": OPERATE,
     "POST /admin/cache/purge": OPERATE,
     "GET /admin/cache/export": ADMIN,  # every tenant's questions and answers
     "POST /admin/cache/import": ADMIN,

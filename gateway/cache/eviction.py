@@ -76,6 +76,11 @@ class Ledger:
             place.cycle = cycle
         return place is not None
 
+    def hits(self, fingerprint: str) -> int:
+        """Since it was put, or was first seen in the store."""
+        place = self._places.get(fingerprint)
+        return 0 if place is None else place.uses - 1
+
     def names(self) -> list[str]:
         return list(self._places)
 

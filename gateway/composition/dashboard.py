@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from aiohttp import web
 
 from gateway.adapters.redis_timeline import RedisTimeline
+from gateway.admin.entries import EntriesHandler
 from gateway.admin.history import Chronicle
 from gateway.admin.live import LiveHandler
 from gateway.admin.page import Page
@@ -17,6 +18,7 @@ from gateway.composition.chains import Parts
 from gateway.composition.parts import Stores
 from gateway.observing.decisions import Decisions
 from gateway.observing.observer import Observer
+from gateway.policy.model import Policy
 
 SAMPLE_EVERY_S = 5.0
 Observed = Callable[[Parts, Decisions], Observer]
@@ -25,13 +27,16 @@ Observed = Callable[[Parts, Decisions], Observer]
 class Dashboard:
     """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
 
-    def __init__(self, parts: Parts, stores: Stores, observed: Observed) -> None:
+    def __init__(self, parts: Parts, stores: Stores, observed: Observed, policy: Callable[[], Policy]) -> None:
+        """`policy` returns the one in force."""
+        self._entries = EntriesHandler(lambda: parts.spaces.serving.store, parts.evictions, policy, parts.clock)
         self.decisions = Decisions()
         self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
         self.observer = observed(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
-        return [*Page().routes(), *self.chronicle.routes(), *LiveHandler(self.decisions).routes()]
+        handlers = (Page(), self.chronicle, LiveHandler(self.decisions), self._entries)
+        return [route for handler in handlers for route in handler.routes()]
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         """Until `stack` ends it. `sample` brings the gauges up to date."""

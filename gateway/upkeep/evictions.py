@@ -8,6 +8,7 @@ by comparing with the store's list from time to time, in pages with pauses betwe
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
@@ -66,6 +67,14 @@ class Evictions:
     def used(self, fingerprint: str) -> None:
         """A hit."""
         self.ledger.used(fingerprint)
+
+    async def most_used(self, limit: int) -> list[tuple[str, int]]:
+        """Fingerprints with their hits, the most first; none without any."""
+        most: list[tuple[int, str]] = []
+        async for some in _in_steps(self.ledger.names()):
+            hits = ((self.ledger.hits(name), name) for name in some)
+            most = heapq.nlargest(limit, [*most, *(each for each in hits if each[0] > 0)])
+        return [(name, hits) for hits, name in most]
 
     async def run(self) -> None:
         """For ever: evicts when it is told of too much, compares now and then."""

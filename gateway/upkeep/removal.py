@@ -247,9 +247,19 @@ class Removal:
 
     # What is there
 
-    async def entries(self, limit: int, route: str | None, tag: str | None) -> list[dict[str, Any]]:
-        """Samples of what may be served, in no order. Raises `StoreUnavailable`."""
-        conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
+    async def entries(
+        self,
+        limit: int,
+        *,
+        tag: str | None = None,
+        tenant: str | None = None,
+        route: str | None = None,
+        model: str | None = None,
+        backend: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Samples of what may be served and meets all that is given, in no order. Raises `StoreUnavailable`."""
+        tags = frozenset([tag] if tag else ())
+        conditions = Conditions(tags, tenant, route, model, backend=backend)
         found: list[dict[str, Any]] = []
         async with aclosing(self.stored(conditions)) as entries:
             async for entry, _ in entries:

@@ -6,11 +6,14 @@ import { $, announce, el, mark, say } from "./dom.js";
 import { duration, plural } from "./format.js";
 import { troubles } from "./troubles.js";
 import * as backends from "./views/backends.js";
+import * as entries from "./views/entries.js";
 import * as live from "./views/live.js";
 import * as overview from "./views/overview.js";
+import * as policy from "./views/policy.js";
+import * as questions from "./views/questions.js";
 import * as tenants from "./views/tenants.js";
 
-const VIEWS = { overview, backends, tenants, live };
+const VIEWS = { overview, backends, tenants, questions, entries, policy, live };
 const POLL_MS = 2000, PATIENCE_MS = 6000;
 let shown = null; // the view that is mounted: {name, parts}
 let stats = null, who = null, lost = 0, signed = false;
@@ -142,6 +145,7 @@ async function poll() {
 }
 
 async function begin() {
+  const asked = get("/admin/whoami").catch(() => null); // a gateway without roles does not know it
   try {
     stats = await get("/admin/stats", { patience: PATIENCE_MS });
   } catch (error) {
@@ -154,7 +158,7 @@ async function begin() {
     setTimeout(begin, POLL_MS);
     return;
   }
-  who = await get("/admin/whoami").catch(() => null); // a gateway without roles does not know it
+  who = await asked;
   signed = true;
   $("nav").hidden = $("states").hidden = false;
   $("sign-out").hidden = !hasToken();

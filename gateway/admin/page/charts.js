@@ -16,6 +16,19 @@ function colour(name) {
 }
 const faded = (rgb, part) => rgb.replace(/rgba?\(([^,]+),([^,]+),([^,)]+).*/, `rgba($1,$2,$3,${part})`);
 
+/* Charts are drawn one at a time, so that the page answers in between. */
+const waiting = new Set();
+function later(chart) {
+  if (!waiting.size) setTimeout(next);
+  waiting.add(chart);
+}
+function next() {
+  const [chart] = waiting;
+  waiting.delete(chart);
+  if (waiting.size) setTimeout(next);
+  if (chart?.node.isConnected) chart.draw();
+}
+
 /* Stacked values: each series with all that lie below it. */
 function stacked(series) {
   const sums = [];
@@ -63,6 +76,7 @@ export class Chart {
   destroy() {
     document.removeEventListener("theme", this.redraw);
     this.sized.disconnect();
+    waiting.delete(this);
     this.plot?.destroy();
     this.plot = null;
   }
@@ -73,8 +87,8 @@ export class Chart {
     const any = series.some(({ values }) => values.some((v) => v !== null && (v !== 0 || this.kind === "line")));
     this.nothing.hidden = any;
     this.host.setAttribute("aria-label", `${this.title}. ${this.summary()} Arrow keys move through it; the table below has every value.`);
-    this.draw();
     this.point(this.at_);
+    later(this);
     this.list();
   }
 

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { card, el, head, num, table } from "../dom.js";
-import { clock, count, percent, plural } from "../format.js";
+import { clock, count, percent } from "../format.js";
 
 export const title = "Tenants and limits";
 const EVERY_MS = 3000;
@@ -19,7 +19,7 @@ export function mount(root, { params, fail, remember }) {
 
   function draw() {
     const shown = seen.filter((one) => one.subject.includes(wanted.subject));
-    limits.update(shown.map((one) => Object.assign([head(one.route), one.per, { text: one.subject || "all", name: "mono" }, one.limit, one.said,
+    limits.update(shown.map((one) => Object.assign([head(one.route), one.per, { text: one.subject.length > 24 ? one.subject.slice(0, 12) : one.subject || "all", name: "mono" }, one.limit, one.said,
       num(one.limit === "large_share" ? percent(one.left) : one.limit === "cost" ? `$${one.left.toFixed(2)}` : count(Math.max(0, Math.round(one.left)))),
       { text: count(one.refused), name: one.refused ? "n bad" : "n" }, num(clock(one.at, true))], {})));
   }
@@ -28,7 +28,7 @@ export function mount(root, { params, fail, remember }) {
     try {
       const told = await get("/admin/limits?top=1000", { signal: ended.signal });
       seen = told.limits;
-      box.note(`${plural(told.gateways, "gateway holds", "gateways hold")} them together${told.waiting ? `; ${count(told.waiting)} returns wait for the store` : ""}`);
+      box.note(`${told.gateways === 1 ? "held by this gateway" : `held by ${count(told.gateways)} gateways together`}${told.waiting ? `; ${count(told.waiting)} returns wait for the store` : ""}`);
       draw();
     } catch (error) { fail(error); }
     if (!ended.signal.aborted) timer = setTimeout(load, EVERY_MS);

@@ -1,0 +1,110 @@
+"""One stored answer looked at closely, and those that are asked for most.
+
+Questions and answers are shown where the policy says that prompts may be kept to be looked at (`record: {prompts: on}`
+of their route), and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from gateway.adapters.front_store import FrontStore
+from gateway.admin.answers import json_answer
+from gateway.cache.portable import call_of
+from gateway.cache.removal import SHOWN_DIGITS
+from gateway.dialects.known import DIALECTS
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry
+from gateway.policy.model import Policy
+from gateway.ports import Clock
+from gateway.upkeep.evictions import Evictions
+
+SHOWN, MAX_SHOWN = 20, 100
+ANSWER_SHOWN = 4_000  # characters of an answer, and of a question
+
+
+class EntriesHandler:
+    """`front` and `policy` give those in force. Hits are counted by this gateway, since its start."""
+
+    def __init__(
+        self, front: Callable[[], FrontStore], evictions: Evictions, policy: Callable[[], Policy], clock: Clock
+    ) -> None:
+        self._front = front
+        self._evictions = evictions
+        self._policy = policy
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/admin/cache/top", self._top),
+            web.get("/admin/cache/entries/{fingerprint}", self._one),
+        ]
+
+    async def _one(self, request: web.Request) -> web.Response:
+        try:
+            entry = await self._front().get(request.match_info["fingerprint"])
+        except StoreUnavailable as error:
+            return json_answer({"error": str(error)}, 503)
+        if entry is None:
+            return json_answer(
+                {"error": "no such answer is stored: it has expired, was removed or was never there"}, 404
+            )
+        return json_answer({**self._shown(entry), **self._texts(entry)})
+
+    async def _top(self, request: web.Request) -> web.Response:
+        asked = request.query.get("limit", str(SHOWN))
+        if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:6]) <= MAX_SHOWN:
+            return json_answer({"error": f"limit: expected a whole number from 1 to {MAX_SHOWN}"}, 400)
+        found = []
+        try:
+            for fingerprint, hits in await self._evictions.most_used(int(asked)):
+                entry = await self._front().get(fingerprint)
+                if entry is not None:
+                    found.append({**self._shown(entry), "hits": hits, "question": self._texts(entry)["question"]})
+        except StoreUnavailable as error:
+            return json_answer({"error": str(error)}, 503)
+        routes = [route.name for route in self._policy().routes if _may_show(route.name, self._policy())]
+        return json_answer({"entries": found, "prompts_of": routes})
+
+    def _shown(self, entry: Entry) -> dict[str, Any]:
+        now = self._clock.wall()
+        return {
+            "fingerprint": entry.fingerprint,
+            "scope": entry.scope,
+            "tenant": entry.tenant[:SHOWN_DIGITS],
+            "route": entry.route,
+            "model": entry.model,
+            "backend": entry.backend,
+            "operation": entry.operation,
+            "dialect": entry.dialect,
+            "tags": list(entry.tags),
+            "age_s": round(max(0.0, now - entry.created), 3),
+            "expires_in_s": round(entry.expires - now, 3),
+            "bytes": entry.size,
+            "streamed": entry.streamed,
+            "input_tokens": entry.input_tokens,
+            "output_tokens": entry.output_tokens,
+            "cost_dollars": entry.cost_dollars,
+            "upstream_s": round(entry.upstream_s, 3),
+            "imported": entry.imported > 0,
+        }
+
+    def _texts(self, entry: Entry) -> dict[str, Any]:
+        """Null where they may not be shown, or are no text."""
+        if not _may_show(entry.route, self._policy()):
+            return {"prompts": False, "question": None, "answer": None}
+        dialect = next((each for each in DIALECTS if each.name == entry.dialect), None)
+        call = None if dialect is None else call_of(entry, dialect)
+        answer = None if dialect is None or call is None else dialect.answer_text(call, entry.payload, entry.streamed)
+        return {"prompts": True, "question": _cut(entry.question), "answer": _cut(answer)}
+
+
+def _may_show(route: str, policy: Policy) -> bool:
+    return any(each.name == route and each.record is not None and each.record.prompts for each in policy.routes)
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= ANSWER_SHOWN else text[:ANSWER_SHOWN] + " …"

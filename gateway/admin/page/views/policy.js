@@ -1,0 +1,40 @@
+/* The policy: edited with every fault as one types, tried, put in force, and taken back. */
+
+import { getWithHeaders } from "../api.js";
+import { card, el, say } from "../dom.js";
+import { editing } from "./editor.js";
+import { trying } from "./simulate.js";
+import { versions } from "./versions.js";
+
+export const title = "Policy";
+
+export function mount(root, context) {
+  const { params, may, fail, remember } = context;
+  const ended = new AbortController();
+  const names = el("select", { "aria-label": "File", on: { change: () => { editor.open(names.value, files[names.value]); remember({ file: names.value }); } } });
+  const warnings = el("ul", { class: "notes", "aria-label": "Warnings" });
+  let files = {}, hash = "", editable = true;
+  const editor = editing({ fail, signal: ended.signal, editable: () => editable && may("admin"), etag: () => hash, applied: load });
+  const trial = trying({ fail, signal: ended.signal, content: () => [names.value, editor.content()] });
+  const past = versions({ fail, signal: ended.signal, may, params, remember, changed: load, editable: () => editable });
+  const box = card("Rules", { span: 12, id: "policy", actions: names }, warnings, editor.node);
+  root.append(el("div", { class: "grid" }, box, trial.node, past.node));
+
+  async function load() {
+    try {
+      const { body } = await getWithHeaders("/admin/policy", { signal: ended.signal });
+      hash = body.hash;
+      editable = body.editable;
+      files = Object.fromEntries(body.files.map((file) => [file.name, file.content]));
+      const chosen = names.value || params.get("file");
+      names.replaceChildren(...Object.keys(files).map((name) => el("option", { value: name, selected: name === chosen }, name)));
+      names.hidden = Object.keys(files).length < 2;
+      box.note(`${Object.keys(files).length === 1 ? `${names.value}, ` : ""}in force: ${hash}${editable ? "" : "; this gateway runs without policy files, so that nothing can be changed here"}`);
+      warnings.replaceChildren(...[...body.warnings, ...body.unmet_budgets.map((doubt) => `${doubt.file}:${doubt.line}: ${doubt.path}: ${doubt.message}`)].map((text) => say(el("li"), text)));
+      editor.open(names.value, files[names.value] ?? "");
+      past.load();
+    } catch (error) { fail(error); }
+  }
+  load();
+  return { unmount() { ended.abort(); editor.end(); } };
+}
