@@ -7,16 +7,13 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import statistics
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, rss_mb, run
 from bench.protocols import QUESTION, SYSTEM
 
@@ -26,7 +23,7 @@ server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
 embedder: {{adapter: {embedder}}}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
-"""
+{more}"""
 POLICY = """
 version: 1
 routes:
@@ -38,47 +35,11 @@ routes:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that listens on `port`; ended when the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(300):
-            if process.poll() is not None:
-                raise SystemExit(f"{arguments} ended with {process.returncode}")
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-                break
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
 @contextlib.contextmanager
 def gateway(upstream: int, embedder: str, more: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
     """-> (process, port, seconds until it served). `more`: lines of its configuration."""
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        config = CONFIG.format(port=port, admin=admin, embedder=embedder, upstream=upstream) + more
-        (home / "config.yaml").write_text(config)
-        started = time.perf_counter()
-        with server(["gateway", "serve"], port, home) as process:
-            yield process, port, time.perf_counter() - started
+    with gateway_of(CONFIG, POLICY, embedder=embedder, upstream=upstream, more=more) as it:
+        yield it.process, it.port, it.start_s
 
 
 def body(question: str, model: str = "bench", **fields: object) -> bytes:

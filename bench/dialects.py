@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench.__main__ import free_port, server
+from bench.gateways import free_port, server
 from bench.load import run
 from bench.protocols import PROTOCOLS, Protocol
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import onnxruntime
 import orjson
 import uvloop
 
-from bench.__main__ import free_port, server
+from bench.gateways import gateway_of
 from bench.load import request_bytes, run
 from gateway.adapters.onnx_folder import ModelFolder
 from gateway.adapters.onnx_generator import Generator
@@ -65,15 +64,8 @@ def alone(folder: Path, threads: int, seconds: float = 3.0) -> float:
 @contextlib.contextmanager
 def gateway(model: Path, threads: int) -> Iterator[tuple[int, int]]:
     """-> (port, process id)"""
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        config = CONFIG.format(port=port, admin=admin, model=model.absolute(), threads=threads, small=SMALL)
-        (home / "config.yaml").write_text(config)
-        with server(["gateway", "serve", "--config", str(home / "config.yaml")], port) as process:
-            yield port, process.pid
+    with gateway_of(CONFIG, POLICY, model=model.absolute(), threads=threads, small=SMALL) as it:
+        yield it.port, it.process.pid
 
 
 async def stream(port: int, numbers: Iterator[int], counted: list[int]) -> None:

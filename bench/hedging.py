@@ -11,16 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import random
-import socket
-import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvloop
 
-from bench.__main__ import body, free_port, server
+from bench.__main__ import body
+from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 
 MODES = {
@@ -118,20 +115,9 @@ class Client:
 
 @contextlib.contextmanager
 def gateway(ports: list[int], hedge: str) -> Iterator[int]:
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        upstreams = ", ".join(f"http://127.0.0.1:{each}/v1" for each in ports)
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, upstreams=upstreams, hedge=hedge))
-        with server(["gateway", "serve", "--config", str(home / "config.yaml")], port):
-            until = time.monotonic() + 60  # a busy machine takes its time
-            while time.monotonic() < until:
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-                    break
-                time.sleep(0.1)
-            yield port
+    upstreams = ", ".join(f"http://127.0.0.1:{each}/v1" for each in ports)
+    with gateway_of(CONFIG, POLICY, upstreams=upstreams, hedge=hedge) as it:
+        yield it.port
 
 
 async def one_mode(hedge: str, scenario: Scenario, requests: int, rate: float) -> tuple[list[float], float]:

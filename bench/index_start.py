@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import Redis
 
-from bench.__main__ import free_port
+from bench.gateways import free_port
 from bench.questions import DIMENSION, Matrix
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.hash_encoder import HashEncoder

@@ -24,7 +24,7 @@ import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from bench.__main__ import free_port, server
+from bench.gateways import free_port, gateway_of
 from bench.load import cpu_seconds
 from gateway.demo.triton_environment import ensure_triton
 from gateway.demo.triton_server import TritonPorts, TritonServer
@@ -62,14 +62,9 @@ class Row:
 @contextlib.contextmanager
 def gateway(backend: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """-> (process, HTTP port, gRPC port)"""
-    port, admin, grpc_port = free_port(), free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, grpc=grpc_port, backend=backend))
-        with server(["gateway", "serve"], port, home) as process:
-            yield process, port, grpc_port
+    grpc_port = free_port()
+    with gateway_of(CONFIG, POLICY, grpc=grpc_port, backend=backend) as it:
+        yield it.process, it.port, grpc_port
 
 
 def timed(pid: int, ask: Callable[[], Any], requests: int) -> Row:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import tempfile
-from pathlib import Path
 
-from bench.__main__ import CONFIG, body, free_port, server
+from bench.__main__ import CONFIG, body
+from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 
 LIMITS = "requests: 100M/s, tokens: 1000M/s, concurrency: 10000, cost: {per_day: 1000000 USD}"
@@ -49,17 +48,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    upstream, port, admin = free_port(), free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(policy())
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, embedder="hash", upstream=upstream))
-        with (
-            server(["bench.servers", "upstream", str(upstream)], upstream),
-            server(["gateway", "serve"], port, home) as process,
-        ):
-            loads = asyncio.run(measure(port, process.pid, arguments.requests, arguments.rounds))
+    upstream = free_port()
+    with (
+        server(["bench.servers", "upstream", str(upstream)], upstream),
+        gateway_of(CONFIG, policy(), embedder="hash", upstream=upstream, more="") as it,
+    ):
+        loads = asyncio.run(measure(it.port, it.process.pid, arguments.requests, arguments.rounds))
     print(f"{'':<24}{'c':>3} {'CPU us':>8} {'store us':>9} {'p50 ms':>8} {'p99 ms':>8} {'req/s':>8}")
     for (kind, name, connections), rounds in loads.items():
         cpu, store, p50, p99, rate = (

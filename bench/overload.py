@@ -14,17 +14,15 @@ import math
 import random
 import re
 import sys
-import tempfile
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import uvloop
 
-from bench.__main__ import free_port, server
+from bench.gateways import free_port, gateway_of, server
 from bench.load import rss_mb
 from bench.protocols import BODY
 
@@ -177,14 +175,8 @@ def scraped(admin: int) -> tuple[Counter[str], float]:
 @contextlib.contextmanager
 def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
     """-> (process id, port, admin port)."""
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, upstream=upstream, adaptive=adaptive))
-        with server(["gateway", "serve"], port, home) as process:
-            yield process.pid, port, admin
+    with gateway_of(CONFIG, POLICY, upstream=upstream, adaptive=adaptive) as it:
+        yield it.process.pid, it.port, it.admin
 
 
 async def measured(options: argparse.Namespace) -> list[Phase]:

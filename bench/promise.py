@@ -11,16 +11,13 @@ import asyncio
 import contextlib
 import random
 import re
-import socket
-import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import uvloop
 
-from bench.__main__ import body, free_port, server
+from bench.__main__ import body
+from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 from bench.queues import Arrival, Outcome, Scenario, Station, oracle, outcome
 
@@ -122,19 +119,8 @@ class Client:
 
 @contextlib.contextmanager
 def gateway(light: int, large: int, target: str) -> Iterator[int]:
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY.format(target=target))
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, light=light, large=large))
-        with server(["gateway", "serve", "--config", str(home / "config.yaml")], port):
-            until = time.monotonic() + 60  # a busy machine takes its time
-            while time.monotonic() < until:
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-                    break
-                time.sleep(0.1)
-            yield port
+    with gateway_of(CONFIG, POLICY.format(target=target), light=light, large=large) as it:
+        yield it.port
 
 
 async def one_run(

@@ -11,7 +11,8 @@ import asyncio
 import statistics
 from contextlib import ExitStack
 
-from bench.__main__ import QUESTION, body, free_port, gateway, server
+from bench.__main__ import QUESTION, body, gateway
+from bench.gateways import free_port, server
 from bench.load import Load, request_bytes, run
 
 SETTINGS = {

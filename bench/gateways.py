@@ -1,0 +1,66 @@
+"""Gateways and other servers in processes of their own, each ended when its block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_S = 60.0  # a busy machine takes its time
+
+
+@dataclass(frozen=True)
+class Running:
+    process: subprocess.Popen[bytes]
+    port: int
+    admin: int
+    start_s: float
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that listens on `port`; ended when the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                raise SystemExit(f"{arguments} ended with {process.returncode}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@contextlib.contextmanager
+def gateway_of(config: str, policy: str, module: str = "gateway", **given: object) -> Iterator[Running]:
+    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`."""
+    port, admin = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "policies").mkdir()
+        (home / "policies" / "default.yaml").write_text(policy)
+        (home / "config.yaml").write_text(config.format(port=port, admin=admin, **given))
+        started = time.perf_counter()
+        with server([module, "serve", "--config", str(home / "config.yaml")], port) as process:
+            yield Running(process, port, admin, time.perf_counter() - started)
