@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,10 @@ def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def gateway_of(config: str, policy: str, module: str = "gateway", **given: object) -> Iterator[Running]:
-    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`."""
+def gateway_of(
+    config: str, policy: str, module: str = "gateway", options: Sequence[str] = (), **given: object
+) -> Iterator[Running]:
+    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`."""
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -62,5 +64,5 @@ def gateway_of(config: str, policy: str, module: str = "gateway", **given: objec
         (home / "policies" / "default.yaml").write_text(policy)
         (home / "config.yaml").write_text(config.format(port=port, admin=admin, **given))
         started = time.perf_counter()
-        with server([module, "serve", "--config", str(home / "config.yaml")], port) as process:
+        with server([module, "serve", "--config", str(home / "config.yaml"), *options], port) as process:
             yield Running(process, port, admin, time.perf_counter() - started)

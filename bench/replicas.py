@@ -12,17 +12,16 @@ import itertools
 import random
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 
-from bench.__main__ import body, free_port, server
+from bench.__main__ import body
 from bench.crowd import crowd, valkey
+from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_journal import Journal
@@ -83,14 +82,8 @@ class Replica:
 
 @contextlib.contextmanager
 def replica(upstream: int, store: str) -> Iterator[Replica]:
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        (home / "policies" / "default.yaml").write_text(POLICY)
-        (home / "config.yaml").write_text(CONFIG.format(port=port, admin=admin, store=store, upstream=upstream))
-        with server(["gateway", "serve"], port, home) as process:
-            yield Replica(process.pid, port, admin)
+    with gateway_of(CONFIG, POLICY, store=store, upstream=upstream) as it:
+        yield Replica(it.process.pid, it.port, it.admin)
 
 
 async def text(session: aiohttp.ClientSession, url: str) -> str:

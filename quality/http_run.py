@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.__main__ import free_port, server
+from bench.gateways import free_port, gateway_of
 from quality.figures import worst
 from quality.labels import Labels
 from quality.streams import Stream
@@ -89,18 +89,10 @@ class Seen:
 @contextmanager
 def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[int, int]]:
     """-> (data port, admin port) of a gateway that listens."""
-    port, admin = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "policies").mkdir()
-        policy = POLICY.format(budget=f"{budget * 100:g}", audit=f"{setting.audit * 100:g}")
-        (home / "policies" / "default.yaml").write_text(policy)
-        config = CONFIG.format(
-            port=port, admin=admin, upstream=upstream, embedder=setting.embedder, verifier=setting.verifier
-        )
-        (home / "config.yaml").write_text(config)
-        with server(["gateway", "serve", "--log-level", "warning"], port, home):
-            yield port, admin
+    policy = POLICY.format(budget=f"{budget * 100:g}", audit=f"{setting.audit * 100:g}")
+    given = {"upstream": upstream, "embedder": setting.embedder, "verifier": setting.verifier}
+    with gateway_of(CONFIG, policy, options=("--log-level", "warning"), **given) as it:
+        yield it.port, it.admin
 
 
 def own_run(stream: Stream, audited: Labels, budget: float, setting: Setting) -> Served:
