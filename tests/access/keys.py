@@ -12,14 +12,6 @@ from tests.fixtures.upstream import Upstream
 
 ADMIN = {"ADMIN_TOKEN": "an-admin-token", "UPSTREAM_KEY": "the-providers-own"}
 AS_ADMIN = {"Authorization": "Bearer an-admin-token"}
-CACHED = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}}
-    route: {backend: main}
-"""
 
 
 def keyed(tmp_path: Path, upstream: Upstream, **sections: Any) -> Config:

@@ -22,9 +22,9 @@ from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observing.telemetry import Telemetry
-from tests.access.keys import ADMIN, CACHED, admin, bearer, create, keyed
+from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 
@@ -159,7 +159,7 @@ async def test_a_revocation_holds_on_the_other_gateway_within_a_second(
     async with AsyncExitStack() as stack:
         first, second = [
             await stack.enter_async_context(
-                gateway_of(keyed(tmp_path / name, upstream, store={"url": outside_store.url}), CACHED, ADMIN)
+                gateway_of(keyed(tmp_path / name, upstream, store={"url": outside_store.url}), EXACT_CACHE, ADMIN)
             )
             for name in ("first", "second")
         ]

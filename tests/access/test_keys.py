@@ -14,9 +14,9 @@ from gateway.access.failures import BURST
 from gateway.access.key_text import digest_of, new_key
 from gateway.adapters.redis_keys import RedisKeys
 from gateway.errors import StoreUnavailable
-from tests.access.keys import ADMIN, AS_ADMIN, CACHED, admin, bearer, create, is_hit, keyed
+from tests.access.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Served, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
@@ -30,7 +30,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def served(upstream: Upstream, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Served]:
     static = {"keys": {"old": [digest_of("sk-of-the-configuration")]}}
-    async with gateway_of(keyed(tmp_path, upstream, auth=static), CACHED, ADMIN, clock) as gateway:
+    async with gateway_of(keyed(tmp_path, upstream, auth=static), EXACT_CACHE, ADMIN, clock) as gateway:
         yield gateway
 
 

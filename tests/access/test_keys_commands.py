@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from tests.access.keys import ADMIN, CACHED, bearer, keyed
-from tests.fixtures.gateways import Served, gateway_of
+from tests.access.keys import ADMIN, bearer, keyed
+from tests.fixtures.gateways import EXACT_CACHE, Served, gateway_of
 from tests.fixtures.upstream import Upstream
 
 
 @pytest.fixture
 async def served(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setenv("ADMIN_TOKEN", ADMIN["ADMIN_TOKEN"])
-    async with gateway_of(keyed(tmp_path, upstream), CACHED, ADMIN) as gateway:
+    async with gateway_of(keyed(tmp_path, upstream), EXACT_CACHE, ADMIN) as gateway:
         yield gateway
 
 

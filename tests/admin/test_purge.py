@@ -25,7 +25,7 @@ from tests.admin.test_admin_port import guarded as guarded
 from tests.cli.test_serve import children_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
@@ -42,14 +42,6 @@ routes:
   - name: default
     match: {}
     cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.6}, stale_if_error: 1h}
-    route: {backend: main}
-"""
-EXACT = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}}
     route: {backend: main}
 """
 
@@ -338,7 +330,7 @@ async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, t
 
 async def test_after_a_crash_what_was_removed_stays_removed(upstream: Upstream, tmp_path: Path) -> None:
     """Killed right after it was said to be done."""
-    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT)
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
     async with served_by_process(config) as process:
         for i in range(20):
             await process.chat(hexed(str(i)), headers={"Cache-Tag": "a" if i % 2 else "b"})
@@ -357,7 +349,7 @@ async def test_after_a_crash_what_was_removed_stays_removed(upstream: Upstream, 
 async def test_when_the_store_is_killed_with_the_gateway_it_stays_removed_too(
     upstream: Upstream, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT)
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
     async with served_by_process(config) as process:
         await process.chat("one", headers={"Cache-Tag": "a"})
         answer = await purge(process, tags=["a"])

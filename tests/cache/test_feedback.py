@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from gateway.cache.feedback import Counterexamples, relation_of
 from gateway.cache.served import Served, ServedHits
 from tests.fixtures.entries import judged_of
-from tests.fixtures.gateways import Answer, config_of, gateway_of, recovered
+from tests.fixtures.gateways import LOOSE, Answer, config_of, gateway_of, recovered
 from tests.fixtures.gateways import Served as Running
 from tests.fixtures.upstream import Upstream
 
-LOOSE = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.5}}
-    route: {backend: main}
-"""
 HIT = judged_of()
 STORED, ASKED = "alpha beta gamma delta epsilon", "alpha beta gamma delta zeta"
 

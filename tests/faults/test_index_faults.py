@@ -10,24 +10,16 @@ from typing import Any
 import pytest
 
 from gateway.adapters.faiss_index import FaissIndex
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import LOOSE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.5}}
-    route: {backend: main}
-"""
 STORED, ASKED, OTHER = (f"alpha beta gamma delta {last}" for last in ("epsilon", "zeta", "eta"))
 
 
 @pytest.fixture
 async def served(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
-    async with gateway_of(config, POLICY) as gateway:
+    async with gateway_of(config, LOOSE) as gateway:
         yield gateway
 
 

@@ -9,13 +9,6 @@ from typing import Any
 from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.upstream import Upstream
 
-PLAIN = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    route: {backend: main}
-"""
 KEY = {"JOBS_KEY": "0123456789abcdef0123456789abcdef"}
 ALICE = {"Authorization": "Bearer alice"}
 BOB = {"Authorization": "Bearer bob"}

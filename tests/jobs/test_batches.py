@@ -13,10 +13,10 @@ import pytest
 from openai.types import Batch
 
 from gateway.jobs.batches import lines_of
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
-from tests.jobs.asking import KEY, PLAIN, chat, main_of
+from tests.jobs.asking import KEY, chat, main_of
 
 CHAT = "/v1/chat/completions"
 
@@ -53,7 +53,7 @@ async def lines(client: openai.AsyncOpenAI, file: str | None) -> list[dict[str, 
 @pytest.fixture
 async def batching(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     config = config_of(tmp_path, main_of(upstream), jobs={"batches": True, "key_env": "JOBS_KEY", "max_batch": 400})
-    async with gateway_of(config, PLAIN, KEY) as served:
+    async with gateway_of(config, NO_CACHE, KEY) as served:
         yield served
 
 
@@ -141,7 +141,7 @@ async def test_files_and_batches_are_their_tenants_own(batching: Served, upstrea
 
 async def test_a_batch_survives_a_gateway_that_is_killed(upstream: Upstream, tmp_path: Path) -> None:
     jobs = {"batches": True, "visibility": "1s"}
-    config = write_config(tmp_path, main_of(upstream, api_key_env="OWN"), PLAIN, jobs=jobs)
+    config = write_config(tmp_path, main_of(upstream, api_key_env="OWN"), NO_CACHE, jobs=jobs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OWN", "own")
         patch.setenv("OPENAI_API_KEY", "alice")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gateway.jobs.model import Status
 from gateway.jobs.store import Conclusion
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
-from tests.jobs.asking import PLAIN, main_of, submit
+from tests.jobs.asking import main_of, submit
 
 
 async def nearhit(served: Served, *arguments: str) -> tuple[int, str]:
@@ -33,7 +33,7 @@ async def dead_one(served: Served, question: str) -> str:
 
 
 async def test_jobs_are_listed_shown_retried_and_dropped(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"workers": 0}), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"workers": 0}), NO_CACHE) as served:
         job = await dead_one(served, "a secret question")
         code, text = await nearhit(served, "list", "--state", "dead")
         assert code == 0

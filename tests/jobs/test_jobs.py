@@ -7,10 +7,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
-from tests.jobs.asking import ALICE, BOB, KEY, PLAIN, chat, delete, main_of, over, submit
+from tests.jobs.asking import ALICE, BOB, KEY, chat, delete, main_of, over, submit
 
 
 async def test_a_job_is_accepted_before_its_backend_answers_and_answered_after(
@@ -59,7 +59,7 @@ async def test_a_stream_in_a_job_is_collected_whole(served: Served, upstream: Up
 
 async def test_only_the_tenant_that_made_a_job_sees_it_or_cancels_it(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, main_of(upstream), jobs={"key_env": "JOBS_KEY"})
-    async with gateway_of(config, PLAIN, KEY) as served:
+    async with gateway_of(config, NO_CACHE, KEY) as served:
         upstream.gate.clear()
         job = await submit(served, "mine", ALICE)
         for other in (BOB, {}):
@@ -73,7 +73,7 @@ async def test_only_the_tenant_that_made_a_job_sees_it_or_cancels_it(upstream: U
 
 async def test_credentials_do_not_lie_in_the_store_in_clear(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, main_of(upstream), jobs={"key_env": "JOBS_KEY", "workers": 0})
-    async with gateway_of(config, PLAIN, KEY) as served:
+    async with gateway_of(config, NO_CACHE, KEY) as served:
         await submit(served, "sealed", {"Authorization": "Bearer canary-credential"})
         client = served.gateway.stores.redis._client
         for name in await client.keys("*"):
@@ -85,7 +85,7 @@ async def test_credentials_do_not_lie_in_the_store_in_clear(upstream: Upstream, 
 
 
 async def test_without_a_key_credentials_are_not_kept_at_all(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream)), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
         refused = await served.post("/v1/jobs", {"path": "/v1/chat/completions", "body": chat("x")}, ALICE)
         assert refused.status == 400
         assert "jobs.key_env" in refused.json["error"]["message"]
@@ -94,7 +94,7 @@ async def test_without_a_key_credentials_are_not_kept_at_all(upstream: Upstream,
 
 async def test_a_backend_with_a_key_of_its_own_needs_no_credentials_kept(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, main_of(upstream, api_key_env="OWN"))
-    async with gateway_of(config, PLAIN, {"OWN": "own-key"}) as served:
+    async with gateway_of(config, NO_CACHE, {"OWN": "own-key"}) as served:
         assert (await over(served, await submit(served, "own", ALICE), ALICE))["status"] == "completed"
         assert upstream.calls[-1].headers["Authorization"] == "Bearer own-key"
 
@@ -115,7 +115,7 @@ async def test_the_same_idempotency_key_makes_one_job(served: Served, upstream: 
 
 
 async def test_a_queued_job_is_cancelled_at_once_and_never_sent(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"workers": 0}), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"workers": 0}), NO_CACHE) as served:
         job = await submit(served, "never")
         assert (await delete(served, f"/v1/jobs/{job}")).json["status"] == "cancelled"
         assert (await served.get(f"/v1/jobs/{job}")).json["status"] == "cancelled"
@@ -148,7 +148,7 @@ async def test_what_fails_again_and_again_is_a_dead_letter_that_an_operator_may_
 
     upstream.answer = broken
     config = config_of(tmp_path, main_of(upstream, retries={"budget": 0}), jobs={"attempts": 2})
-    async with gateway_of(config, PLAIN) as served:
+    async with gateway_of(config, NO_CACHE) as served:
         job = await submit(served, "unlucky")
         done = await over(served, job)
         assert (done["status"], done["response"]["status"], done["attempts"]) == ("failed", 500, 2)
@@ -174,7 +174,7 @@ async def test_a_backend_that_says_later_is_asked_later_and_that_is_no_attempt(
 
     upstream.answer = busy
     config = config_of(tmp_path, main_of(upstream, retries={"budget": 0}), jobs={"attempts": 1})
-    async with gateway_of(config, PLAIN) as served:
+    async with gateway_of(config, NO_CACHE) as served:
         done = await over(served, await submit(served, "patient"))
         assert (done["status"], done["attempts"]) == ("completed", 1)
         assert served.gateway.parts.telemetry.jobs.values[("postponed",)] >= 1
@@ -182,7 +182,7 @@ async def test_a_backend_that_says_later_is_asked_later_and_that_is_no_attempt(
 
 async def test_a_full_queue_is_said_with_retry_after(upstream: Upstream, tmp_path: Path) -> None:
     jobs = {"workers": 0, "max_queued": 3, "max_queued_per_tenant": 2, "key_env": "JOBS_KEY"}
-    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs=jobs), PLAIN, KEY) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs=jobs), NO_CACHE, KEY) as served:
         body = {"path": "/v1/chat/completions", "body": chat("x")}
         statuses = [(await served.post("/v1/jobs", body, who)).status for who in (ALICE, ALICE, ALICE, BOB)]
         assert statuses == [202, 202, 429, 202]
@@ -192,7 +192,7 @@ async def test_a_full_queue_is_said_with_retry_after(upstream: Upstream, tmp_pat
 
 async def test_a_body_or_an_answer_beyond_its_bound_is_refused(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, main_of(upstream), jobs={"max_body": 200, "max_result": 300})
-    async with gateway_of(config, PLAIN) as served:
+    async with gateway_of(config, NO_CACHE) as served:
         large = await served.post("/v1/jobs", {"path": "/v1/chat/completions", "body": chat("x" * 300)})
         assert large.status == 413
         done = await over(served, await submit(served, "y" * 80))
@@ -218,7 +218,7 @@ async def test_what_is_no_job_is_refused_with_a_sentence(served: Served) -> None
 
 
 async def test_jobs_can_be_turned_off(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"enabled": False}), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"enabled": False}), NO_CACHE) as served:
         assert (await served.post("/v1/jobs", {"path": "/v1/x"})).headers["x-echo-path"] == "/v1/jobs"
         assert (await served.chat("now", headers={"Prefer": "respond-async"})).status == 200
 
@@ -242,11 +242,11 @@ async def test_events_tell_each_change_and_then_the_result(served: Served, upstr
 async def test_a_stopped_gateway_gives_its_jobs_back(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, main_of(upstream))
     upstream.gate.clear()
-    async with gateway_of(config, PLAIN) as served:
+    async with gateway_of(config, NO_CACHE) as served:
         job = await submit(served, "carried over")
         await upstream.arrived.wait()
     upstream.gate.set()
-    async with gateway_of(config, PLAIN) as served:
+    async with gateway_of(config, NO_CACHE) as served:
         done = await over(served, job)
     assert (done["status"], done["attempts"]) == ("completed", 1)
     await until(lambda: len(upstream.chats) == 2)
@@ -254,7 +254,7 @@ async def test_a_stopped_gateway_gives_its_jobs_back(upstream: Upstream, tmp_pat
 
 async def test_live_traffic_goes_before_jobs_at_a_backend(upstream: Upstream, tmp_path: Path) -> None:
     backend = main_of(upstream, max_concurrency=1, adaptive=False)
-    async with gateway_of(config_of(tmp_path, backend), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, backend), NO_CACHE) as served:
         upstream.gate.clear()
         jobs = [await submit(served, f"job {i}") for i in range(4)]
         pool = served.gateway.parts.pools["main"]
@@ -269,6 +269,6 @@ async def test_live_traffic_goes_before_jobs_at_a_backend(upstream: Upstream, tm
 
 
 async def test_a_job_has_no_latency_budget(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream)), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
         job = await submit(served, "slow", {"x-latency-budget-ms": "0.001"})
         assert (await over(served, job))["status"] == "completed"

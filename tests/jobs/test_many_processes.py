@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from bench.load import children
-from tests.fixtures.gateways import config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import PLAIN, delete, main_of, over, submit
+from tests.jobs.asking import delete, main_of, over, submit
 
 
 async def test_a_job_whose_gateway_is_killed_is_answered_after_its_restart(upstream: Upstream, tmp_path: Path) -> None:
-    config = write_config(tmp_path, main_of(upstream), PLAIN, jobs={"visibility": "1s"})
+    config = write_config(tmp_path, main_of(upstream), NO_CACHE, jobs={"visibility": "1s"})
     upstream.gate.clear()
     async with served_by_process(config) as first:
         jobs = [await submit(first, f"question {i}") for i in range(30)]  # more than run at once
@@ -33,7 +33,7 @@ async def test_a_job_whose_gateway_is_killed_is_answered_after_its_restart(upstr
 
 
 async def test_jobs_survive_when_the_store_is_killed_with_the_gateway(upstream: Upstream, tmp_path: Path) -> None:
-    config = write_config(tmp_path, main_of(upstream), PLAIN, jobs={"visibility": "1s", "fsync": True})
+    config = write_config(tmp_path, main_of(upstream), NO_CACHE, jobs={"visibility": "1s", "fsync": True})
     upstream.gate.clear()
     async with served_by_process(config) as first:
         jobs = await asyncio.gather(*(submit(first, f"question {i}") for i in range(30)))
@@ -51,14 +51,14 @@ async def test_another_gateway_takes_over_from_one_that_is_killed(
 ) -> None:
     shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"visibility": "1s"}}
     (tmp_path / "a").mkdir()
-    config = write_config(tmp_path / "a", main_of(upstream), PLAIN, **shared)
+    config = write_config(tmp_path / "a", main_of(upstream), NO_CACHE, **shared)
     other = config_of(tmp_path / "b", main_of(upstream), **shared)
     upstream.gate.clear()
     async with served_by_process(config) as first:
         job = await submit(first, "taken over")
         await upstream.arrived.wait()
         await first.kill()
-    async with gateway_of(other, PLAIN) as second:
+    async with gateway_of(other, NO_CACHE) as second:
         await until(lambda: len(upstream.chats) == 2)
         upstream.gate.set()
         done = await over(second, job)
@@ -74,12 +74,12 @@ async def test_a_job_that_kills_its_workers_is_a_dead_letter(
     job = ""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        async with served_by_process(write_config(tmp_path / folder, main_of(upstream), PLAIN, **shared)) as gateway:
+        async with served_by_process(write_config(tmp_path / folder, main_of(upstream), NO_CACHE, **shared)) as gateway:
             job = job or await submit(gateway, "poison")
             upstream.arrived.clear()
             await upstream.arrived.wait()
             await gateway.kill()
-    async with gateway_of(config_of(tmp_path / "c", main_of(upstream), **shared), PLAIN) as last:
+    async with gateway_of(config_of(tmp_path / "c", main_of(upstream), **shared), NO_CACHE) as last:
         done = await over(last, job)
         assert done["status"] == "failed"
         assert "its workers went away" in done["error"]
@@ -93,7 +93,9 @@ async def test_two_gateways_share_the_work_and_nothing_is_done_twice(
     shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"workers": 4}}
     async with AsyncExitStack() as stack:
         first, second = [
-            await stack.enter_async_context(gateway_of(config_of(tmp_path / name, main_of(upstream), **shared), PLAIN))
+            await stack.enter_async_context(
+                gateway_of(config_of(tmp_path / name, main_of(upstream), **shared), NO_CACHE)
+            )
             for name in ("a", "b")
         ]
         upstream.gate.clear()
@@ -112,10 +114,10 @@ async def test_a_job_is_cancelled_where_another_process_runs_it(
 ) -> None:
     store = {"url": outside_store.url, "timeout": "10s"}
     (tmp_path / "a").mkdir()
-    config = write_config(tmp_path / "a", main_of(upstream), PLAIN, store=store)
+    config = write_config(tmp_path / "a", main_of(upstream), NO_CACHE, store=store)
     other = config_of(tmp_path / "b", main_of(upstream), store=store, jobs={"workers": 0})
     upstream.gate.clear()
-    async with served_by_process(config), gateway_of(other, PLAIN) as asked:
+    async with served_by_process(config), gateway_of(other, NO_CACHE) as asked:
         job = await submit(asked, "elsewhere")
         await upstream.arrived.wait()
         assert (await delete(asked, f"/v1/jobs/{job}")).json["status"] == "cancelled"
@@ -128,7 +130,7 @@ async def test_a_job_is_cancelled_where_another_process_runs_it(
 async def test_every_accepted_job_is_answered_though_gateways_are_killed_under_load(
     upstream: Upstream, tmp_path: Path, kills: int
 ) -> None:
-    config = write_config(tmp_path, main_of(upstream), PLAIN, jobs={"visibility": "1s", "attempts": kills + 2})
+    config = write_config(tmp_path, main_of(upstream), NO_CACHE, jobs={"visibility": "1s", "attempts": kills + 2})
     jobs: list[str] = []
 
     async def load(gateway: object, number: int) -> None:

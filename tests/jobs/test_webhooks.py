@@ -23,10 +23,10 @@ from gateway.jobs.deliveries import Told, next_s, outcome_of
 from gateway.jobs.outcome import backoff_s
 from gateway.jobs.signing import SecretInvalid, secret_of
 from gateway.jobs.targets import TargetRefused, check_url, public
-from tests.fixtures.gateways import config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import PLAIN, chat, main_of, over, submit
+from tests.jobs.asking import chat, main_of, over, submit
 
 RAW = bytes(range(32))
 SECRET = {"HOOK": "whsec_" + base64.b64encode(RAW).decode()}
@@ -80,7 +80,7 @@ def jobs(receiver: Receiver, **more: Any) -> dict[str, Any]:
 async def test_a_webhook_is_told_the_result_and_can_verify_it(upstream: Upstream, tmp_path: Path) -> None:
     async with receiving() as receiver:
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
-        async with gateway_of(config, PLAIN, SECRET) as served:
+        async with gateway_of(config, NO_CACHE, SECRET) as served:
             job = await submit(served, "tell me", webhook=receiver.url + "/hook")
             await until(lambda: receiver.told)
             ((headers, body),) = receiver.told
@@ -97,7 +97,7 @@ async def test_a_webhook_is_told_the_result_and_can_verify_it(upstream: Upstream
 async def test_the_header_names_a_webhook_too_and_a_cancelled_job_is_told(upstream: Upstream, tmp_path: Path) -> None:
     async with receiving() as receiver:
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
-        async with gateway_of(config, PLAIN, SECRET) as served:
+        async with gateway_of(config, NO_CACHE, SECRET) as served:
             upstream.gate.clear()
             headers = {"Prefer": "respond-async", "X-Job-Webhook": receiver.url + "/hook"}
             job = (await served.chat("never mind", headers=headers)).json["id"]
@@ -111,7 +111,7 @@ async def test_a_webhook_that_fails_is_told_again_under_the_same_id(upstream: Up
     async with receiving() as receiver:
         receiver.statuses = [500, 302]
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
-        async with gateway_of(config, PLAIN, SECRET) as served:
+        async with gateway_of(config, NO_CACHE, SECRET) as served:
             job = await submit(served, "again", webhook=receiver.url + "/hook")
             await until(lambda: len(receiver.told) == 3, timeout_s=60)
             assert {headers["webhook-id"] for headers, _ in receiver.told} == {f"msg_{job}"}
@@ -123,14 +123,14 @@ async def test_a_webhook_that_is_gone_is_told_no_more(upstream: Upstream, tmp_pa
     async with receiving() as receiver:
         receiver.statuses = [410]
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
-        async with gateway_of(config, PLAIN, SECRET) as served:
+        async with gateway_of(config, NO_CACHE, SECRET) as served:
             await over(served, await submit(served, "gone", webhook=receiver.url + "/hook"))
             await until(lambda: served.gateway.parts.telemetry.job_webhooks.values.get(("gone",)) == 1)
             assert (await served.gateway.stores.jobs.counts()).webhooks == 0
 
 
 async def test_without_a_secret_there_are_no_webhooks(upstream: Upstream, tmp_path: Path) -> None:
-    async with gateway_of(config_of(tmp_path, main_of(upstream)), PLAIN) as served:
+    async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
         body = {"path": "/v1/chat/completions", "body": chat("x"), "webhook": "https://app.example/hook"}
         assert "jobs.webhook_secret_env" in (await served.post("/v1/jobs", body)).json["error"]["message"]
 

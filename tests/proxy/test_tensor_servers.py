@@ -15,17 +15,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import TIERS, Served, config_of, gateway_of
 
 pytestmark = pytest.mark.timeout(30)
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}
-    route: {light: light, large: large, escalate_above: 0.5}
-"""
 
 
 class Server:
@@ -75,7 +67,7 @@ async def server() -> AsyncIterator[Server]:
 @asynccontextmanager
 async def before(server: Server, folder: Path, adapter: str) -> AsyncIterator[Served]:
     backends = {name: {"adapter": adapter, "url": server.url, "model": name} for name in ("light", "large")}
-    async with gateway_of(config_of(folder, backends), POLICY) as served:
+    async with gateway_of(config_of(folder, backends), TIERS) as served:
         yield served
 
 

@@ -15,20 +15,13 @@ from aiohttp import web
 from gateway.backends.lane import Lane
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, chunk, completion, serving
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)
 
-NO_CACHE = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    route: {backend: main}
-"""
 TOOK_S = 0.15  # on the clock of the gateway; hedges wait for about as long in fact, and a busy machine has to be faster
 
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from gateway.ports import Condition
 from gateway.routing.breaker import State
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.own_triton import OwnTriton, own_triton
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.waiting import until
@@ -22,13 +22,6 @@ from tests.fixtures.waiting import until
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
-NO_CACHE = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    route: {backend: main}
-"""
 TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
 
 

@@ -17,7 +17,7 @@ from gateway.routing.breaker import State
 from gateway.routing.latency import Asked
 from gateway.routing.retry import MINIMUM
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, completion, serving, stream
@@ -25,13 +25,6 @@ from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(30)
 
-NO_CACHE = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    route: {backend: main}
-"""
 TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
 
 
