@@ -117,7 +117,7 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
-                *policy_admin_of(self.policies, lambda: self.policy, self.stats, parts.telemetry).routes(),
+                *policy_admin_of(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
         self.data_address: tuple[str, int] = ("", 0)

@@ -1,4 +1,4 @@
-"""The command line: `nearhit serve | demo | check | explain | doctor | top | cache | policy | jobs | model | ...`.
+"""The command line: `nearhit serve | demo | check | explain | simulate | doctor | top | cache | policy | jobs | ...`.
 
 Exit code 0 good, 1 fault found, 2 usage."""
 
@@ -29,6 +29,7 @@ from gateway.commands.keys import register as register_keys
 from gateway.commands.policy import register as register_policy
 from gateway.commands.policy import warnings_of
 from gateway.commands.serve import serve, serve_upstream
+from gateway.commands.simulate import register as register_simulate
 from gateway.commands.top.command import register as register_top
 from gateway.composition.parts import StartFailed, secret
 from gateway.demo.errors import DemoUnavailable
@@ -120,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     register_keys(commands, shared)
     register_policy(commands, shared)
     register_audit(commands, shared)
+    register_simulate(commands, shared)
     register_doctor(commands, shared)
     register_top(commands, shared)
     register_completion(commands, shared, build_parser)

@@ -45,10 +45,13 @@ ROLES: Mapping[str, Role] = {
     "POST /admin/keys/{key}": ADMIN,
     "POST /admin/keys/{key}/rotate": ADMIN,
     "POST /admin/keys/{key}/revoke": ADMIN,
+    "POST /admin/simulate": OPERATE,
     "GET /admin/audit": ADMIN,
 }
 # What only looks, though its method is one that acts; and what acts, though it is a GET.
-LOOKS = frozenset({"POST /admin/explain", "POST /admin/cache/explain", "POST /admin/policy/validate"})
+LOOKS = frozenset(
+    {"POST /admin/explain", "POST /admin/cache/explain", "POST /admin/policy/validate", "POST /admin/simulate"}
+)
 TAKES = frozenset({"GET /admin/cache/export"})
 
 

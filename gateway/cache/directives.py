@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.messages import CacheDirectives
+from gateway.messages import Bypass, CacheDirectives
 
 NONE = CacheDirectives()
 
@@ -22,6 +22,20 @@ def parse_directives(header: str | None) -> CacheDirectives:
         max_age_s=_seconds(found.get("max-age")),
         min_fresh_s=_seconds(found.get("min-fresh")) or 0.0,
     )
+
+
+def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | None:
+    """Why no stored answer is looked for; None: one is. `uncached`: why the call's answers are never kept."""
+    if uncached is not None:
+        return uncached
+    if directives.no_store:
+        return Bypass.NO_STORE
+    return Bypass.NO_CACHE if directives.no_cache else None
+
+
+def shares_flight(directives: CacheDirectives) -> bool:
+    """Whether the answer of an identical request in flight will do, and that of this one for others."""
+    return not (directives.no_cache or directives.only_if_cached)
 
 
 def _seconds(value: str | None) -> float | None:

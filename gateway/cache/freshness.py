@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from gateway.messages import CacheDirectives, Entry
+from gateway.messages import CacheDirectives
 
+FAILED = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
+
+
+class Aged(Protocol):
+    """A stored answer, as far as its age goes."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def created(self) -> float:
+        """Wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +36,7 @@ class Lifetime:
         """After which nobody has a use for an entry."""
         return self.ttl_s + max(self.revalidate_s, self.error_s)
 
-    def ttl_of(self, entry: Entry) -> float:
+    def ttl_of(self, entry: Aged) -> float:
         """The entry's own: what was stored together does not expire together. It follows from the fingerprint, so that
         all replicas agree."""
         if self.jitter == 0.0:
@@ -43,7 +56,7 @@ class Freshness:
 EXPIRED = Freshness(False, 0.0, 0.0)
 
 
-def freshness_of(entry: Entry, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
+def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
     """`lifetime` is the policy's for this kind of hit; `now` is wall-clock seconds.
 
     An entry from the future (the clock was set back) counts as expired: it must not become immortal. A client that

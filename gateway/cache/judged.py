@@ -11,6 +11,8 @@ from gateway.cache.feedback import Relation
 from gateway.messages import Entry, Refusal, Vector
 from gateway.ports import Acceptance, Opinion
 
+# Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
+MAX_CANDIDATES = 4
 # So near the threshold, a closer look is worth its milliseconds: of the lookups of the
 # development stream 11 % were, of banking77, where most questions have a neighbour, 28 %.
 GRAY = 0.05

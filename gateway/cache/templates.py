@@ -48,6 +48,12 @@ def varying(asked: str, stored: str, neighbours: Sequence[str]) -> Varying | Non
     return found if len(contents) >= LEAST_OTHERS else None
 
 
+def framed(asked: str, stored: str, neighbours: Sequence[str]) -> bool:
+    """Whether what varies between the two decides."""
+    parts = varying(asked, stored, neighbours)
+    return parts is not None and not parts.same
+
+
 def _shared(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
     """Words alike at the beginning, and at the end without them."""
     least = min(len(a), len(b))

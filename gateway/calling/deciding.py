@@ -15,9 +15,10 @@ from gateway.messages import Call, Choice, Request, Vector
 from gateway.policy.model import Route, Target
 from gateway.ports import Clock
 from gateway.quality.escalations import Escalations
-from gateway.routing.cascade import applies, tried_first
-from gateway.routing.choice import Decision, choose, fits, only, relieved
+from gateway.routing.cascade import applies
+from gateway.routing.choice import Decision, fits, only
 from gateway.routing.conversation import sticky_key
+from gateway.routing.decided import decided
 from gateway.routing.latency import Asked, Prediction
 from gateway.routing.outlook import Outlook, Remaining
 from gateway.routing.splits import resolved, with_fallbacks
@@ -134,24 +135,14 @@ class Deciding:
             request.trace.outlook = outlook = self.outlook(request)
             if outlook is not None:
                 predictions = [outlook.predictions[name] for name in target.backends]
-        thresholds = self._thresholds(request, target)
-        decision = choose(target, thresholds, score, remaining, predictions, self._route.promise.late)
         waits = [self._pools[name].wait_s(request) for name in target.backends]
-        decision = relieved(decision, target, waits, remaining)
-        if target.cascade is None or request.call is None:
-            return decision
-        if not applies(target.cascade.check, request.call, judged=target.cascade.judge is not None):
-            return decision
-        better = predictions[target.backends.index(decision.backends[0])]
-        return tried_first(decision, target.tiers[0].backend, remaining, predictions[0], better)
-
-    @staticmethod
-    def _thresholds(request: Request, target: Target) -> Sequence[float]:
-        """Where the policy names none, what is wished for: of equal scores not all, so no threshold can say it."""
-        wish = request.trace.wish
-        if wish is None or (target.large_share is None and target.quality is None):
-            return target.escalate_above
-        return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best one, or the lightest
+        cascade, late = target.cascade, self._route.promise.late
+        tries = (
+            cascade is not None
+            and request.call is not None
+            and applies(cascade.check, request.call, judged=cascade.judge is not None)
+        )
+        return decided(target, request.trace.wish, score, remaining, predictions, waits, late, tries=tries)
 
     def _predicted(self, request: Request, name: str) -> Prediction | None:
         asked = asked_of(request.call, self._route.name)

@@ -151,9 +151,7 @@ class Config(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         server, auth = given.get("server"), given.get("auth")
-        if not isinstance(server, dict) or (
-            isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))
-        ):
+        if not isinstance(server, dict) or (isinstance(auth, dict) and auth.get("admin_token_env")):
             return
         try:
             admin = parse_address(server.get("admin", "127.0.0.1:9090"))
@@ -163,5 +161,5 @@ class Config(Section):
             yield Problem(
                 "server",
                 f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
-                "or auth.admin_token_env or auth.oidc",
+                "or auth.admin_token_env",
             )

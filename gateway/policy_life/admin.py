@@ -13,13 +13,15 @@ from gateway.admin.answers import json_answer
 from gateway.admin.audit import note
 from gateway.admin.guard import actor_of
 from gateway.admin.stats import Stats
+from gateway.composition.chains import Parts
+from gateway.config import Config
 from gateway.errors import BadRequest, Refused, TooLarge
-from gateway.observing.telemetry import Telemetry
 from gateway.policy.folder import checked_name
 from gateway.policy.history import MAX_VERSIONS, Author
 from gateway.policy.model import Policy
 from gateway.policy_life.budget_doubts import unmet_budgets
 from gateway.policy_life.life import PolicyLife, files_of
+from gateway.policy_life.trial import Trial
 from gateway.written.faults import ConfigInvalid, Fault
 
 AUTHOR, COMMENT = "x-nearhit-author", "x-nearhit-comment"
@@ -36,7 +38,9 @@ class PolicyAdmin:
         policy: Callable[[], Policy],
         described: Callable[[], dict[str, Any]],
         doubts: Callable[[], Iterable[Fault]],
+        trial: Trial,
     ) -> None:
+        self._trial = trial
         self._life = life
         self._policy = policy
         self._described = described
@@ -47,6 +51,7 @@ class PolicyAdmin:
             web.get("/admin/policy", _answered(self._shown)),
             web.post("/admin/policy", _answered(self._apply)),
             web.post("/admin/policy/validate", _answered(self._validate)),
+            web.post("/admin/simulate", _answered(self._simulate)),
             web.get("/admin/policy/history", _answered(self._history)),
             web.get("/admin/policy/history/{version}", _answered(self._version)),
             web.post("/admin/policy/rollback", _answered(self._roll_back)),
@@ -65,6 +70,10 @@ class PolicyAdmin:
     async def _validate(self, request: web.Request) -> web.Response:
         staged = await self._life.validate(_file(request), await _body(request))
         return json_answer({"ok": True, **staged.as_json()})
+
+    async def _simulate(self, request: web.Request) -> web.Response:
+        staged = await self._life.validate(_file(request), await _body(request))
+        return json_answer(await self._trial.of(self._policy(), staged.policy, request.query.get("traffic")))
 
     async def _apply(self, request: web.Request) -> web.Response:
         author = _author(request, "api")
@@ -157,11 +166,15 @@ def _answered(handler: Handler) -> Handler:
     return answer
 
 
-def policy_admin_of(life: PolicyLife, policy: Callable[[], Policy], stats: Stats, telemetry: Telemetry) -> PolicyAdmin:
+def policy_admin_of(
+    config: Config, parts: Parts, life: PolicyLife, policy: Callable[[], Policy], stats: Stats
+) -> PolicyAdmin:
     """`policy` returns the one in force."""
+    spaces = parts.spaces
     return PolicyAdmin(
         life,
         policy,
         lambda: stats.report()["policy"],
-        lambda: unmet_budgets(policy(), telemetry),
+        lambda: unmet_budgets(policy(), parts.telemetry),
+        Trial(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
     )

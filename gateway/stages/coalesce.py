@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.cache.directives import shares_flight
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.flights.flight import Flight
 from gateway.flights.unstorable import Unstorable
@@ -34,7 +35,7 @@ class Coalesce:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         key = request.fingerprint
-        if not key or request.directives.no_cache or request.directives.only_if_cached:
+        if not key or not shares_flight(request.directives):
             return await forward(request)
         if key in self._unstorable:
             self._telemetry.crowds.add("not-held")

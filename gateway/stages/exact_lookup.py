@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gateway.background import Background
 from gateway.bodies import close_body, drain
-from gateway.cache.freshness import Freshness, Lifetime, freshness_of
+from gateway.cache.directives import bypass_of
+from gateway.cache.freshness import FAILED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
 from gateway.messages import Bypass, CacheDirectives, Entry, Request, Response, Verdict
@@ -17,7 +18,6 @@ from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
 
 LOG = logging.getLogger("nearhit.store")
-FAILED = frozenset({500, 502, 503, 504})  # RFC 5861, section 4
 
 
 class ExactLookup:
@@ -34,12 +34,9 @@ class ExactLookup:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         directives, call = request.directives, request.call
-        if call is not None and call.uncached is not None:
-            return _bypassed(await forward(request), call.uncached)
-        if directives.no_store:
-            return _bypassed(await forward(request), Bypass.NO_STORE)
-        if directives.no_cache:
-            return _bypassed(await forward(request), Bypass.NO_CACHE)
+        bypass = bypass_of(None if call is None else call.uncached, directives)
+        if bypass is not None:
+            return _bypassed(await forward(request), bypass)
         if self._lifetime is None:
             return await forward(request)
         with request.trace.span("exact"):

@@ -14,7 +14,7 @@ from gateway.cache.feedback import relation_of
 from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.judged import VERBATIM, Judged, best, judged, same_words
+from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
 from gateway.cache.templates import varying
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
@@ -27,8 +27,6 @@ from gateway.ports import Candidate, Clock, Embedder, NearStore, Opinion, Vector
 from gateway.stages.feedback import Memory
 
 LOG = logging.getLogger("nearhit.semantic")
-# Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
-MAX_CANDIDATES = 4
 Found = tuple[Entry, Neighbour, Freshness]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from gateway.cache.admission import roles_of
-from gateway.cache.judged import Judged
+from gateway.cache.templates import framed
 from gateway.credentials import SECRET
 from gateway.messages import CacheDirectives, Call, Provenance, Request, Verdict
 from gateway.observing.trace import Trace
@@ -48,7 +48,8 @@ class Facts:
 
     plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
     given: Given
-    prompt: str | None
+    question: str | None  # in memory alone
+    keeps_prompt: bool
 
 
 def header_names(policy: Policy) -> frozenset[str]:
@@ -100,7 +101,7 @@ def facts_of(
         None if request.patient else budget_of(request.headers, None).total_s,
         request.patient,
     )
-    return Facts(plain, given, call.question if kept else None)
+    return Facts(plain, given, call.question, kept)
 
 
 def recorded_of(
@@ -124,7 +125,7 @@ def recorded_of(
         policy,
         trace.route,
         facts.given,
-        facts.prompt,
+        facts.question if facts.keeps_prompt else None,
         None if embedding is None else embedding.vector.astype("<f2").tobytes(),
         embedding is None or not embedding.partial,
         status=status,
@@ -149,7 +150,7 @@ def recorded_of(
         shift=0.0 if best is None or best.verbatim or facts.plain else best.score - best.opinion.score,
         threshold=None if best is None else best.threshold,
         similarity=None if best is None else best.similarity,
-        considered=tuple(_considered(trace.considered, digest, plain=facts.plain)),
+        considered=tuple(_considered(facts, trace, digest)),
         seconds=seconds,
         stages=dict(trace.spans),
     )
@@ -173,17 +174,19 @@ def _hit(provenance: Provenance, digest: Digest) -> Hit | None:
     )
 
 
-def _considered(judgements: Sequence[Judged], digest: Digest, *, plain: bool) -> Iterator[Considered]:
-    for each in judgements:
+def _considered(facts: Facts, trace: Trace, digest: Digest) -> Iterator[Considered]:
+    stored = [each.entry.question or "" for each in trace.considered]
+    for each in trace.considered:
         opinion = each.opinion
         yield Considered(
             digest(each.entry.fingerprint),
             each.similarity,
             each.entry.created,
-            None if plain else opinion.score,
+            None if facts.plain else opinion.score,
             opinion.probability,
             None if opinion.veto is None else str(opinion.veto),
             None if opinion.doubt is None else str(opinion.doubt),
+            each is trace.judged or not framed(facts.question or "", each.entry.question or "", stored),
         )
 
 

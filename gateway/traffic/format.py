@@ -35,6 +35,7 @@ class Considered(NamedTuple):
     probability: float
     veto: str | None
     doubt: str | None
+    settled: bool  # False: the gateway would have looked closer, had it been the best
 
 
 class Answer(NamedTuple):
@@ -128,6 +129,8 @@ class Labelled(NamedTuple):
 
 
 Row = Recorded | Labelled
+_INNER = [(Recorded._fields.index(name), form) for name, form in (("given", Given), ("answer", Answer), ("hit", Hit))]
+_CONSIDERED = Recorded._fields.index("considered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +178,13 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
             if kind == LABEL:
                 yield Labelled._make(values)
             else:
-                row = Recorded._make(values)
-                yield row._replace(
-                    given=Given._make(row.given),
-                    answer=None if row.answer is None else Answer._make(row.answer),
-                    hit=None if row.hit is None else Hit._make(row.hit),
-                    considered=tuple(map(Considered._make, row.considered)),
-                )
-    except TypeError as error:
+                for place, form in _INNER:
+                    if values[place] is not None:
+                        values[place] = form._make(values[place])
+                if values[_CONSIDERED]:
+                    values[_CONSIDERED] = tuple(map(Considered._make, values[_CONSIDERED]))
+                yield Recorded._make(values)
+    except (TypeError, IndexError) as error:
         raise SegmentInvalid(f"has a row of another form ({error})") from None
 
 

@@ -65,13 +65,14 @@ def _paths(where: Path, named: str | None) -> list[Path]:
         return [where]
     try:
         found = segments_in(where)
+    except FileNotFoundError:
+        found = []
     except OSError as error:
-        if named is None:
-            raise TrafficUnreadable(
-                f"no traffic was recorded: {where} cannot be read ({error.strerror}), "
-                "expected routes with record: on and some requests"
-            ) from None
         raise TrafficUnreadable(f"{where} cannot be read ({error.strerror}): {EXPECTED}") from None
+    if not found and named is None:
+        raise TrafficUnreadable(
+            f"no traffic was recorded in {where}, expected routes with record: on and some requests"
+        )
     if not found:
         raise TrafficUnreadable(f"no segment of a traffic log (*{SUFFIX}) is in {where}: {EXPECTED}")
     return found

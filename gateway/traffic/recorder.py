@@ -48,6 +48,7 @@ class Recorder:
         self._digest: Digest | None = None
         self._tenants: Digest | None = None
         self._failing = False
+        self._standing: Heading | None = None
         self._one_at_a_time = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
 
@@ -108,6 +109,8 @@ class Recorder:
             self._keep(Labelled(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
     def _keep(self, row: Row) -> None:
+        if not self._rows and self._segments.full():  # what was learnt before the segment, not in the middle of it
+            self._standing = self._heading(self._headers)
         self._rows.append(row)
         if 2 * len(self._rows) >= self._bounds.max_buffered:
             self._due.set()
@@ -130,7 +133,8 @@ class Recorder:
         async with self._one_at_a_time:
             rows, self._rows = self._rows, []
             if rows:
-                self._writing = asyncio.ensure_future(self._written(rows, self._heading(self._headers)))
+                heading = self._standing or self._heading(self._headers)
+                self._writing = asyncio.ensure_future(self._written(rows, heading))
             if self._writing is not None:  # also one that a cancelled flush has begun
                 await asyncio.shield(self._writing)
 

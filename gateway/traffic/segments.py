@@ -59,7 +59,7 @@ class Segments:
     def append(self, heading: Heading, rows: Sequence[Row]) -> int:
         """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
         batch: what a process that is killed has written is whole, but for the last batch. Raises `OSError`."""
-        if self._descriptor is None or self._full():
+        if self.full():
             self._begin(heading)
         batch = encode_batch(rows)
         self._write(batch)
@@ -70,8 +70,13 @@ class Segments:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _full(self) -> bool:
-        return self._size >= self._bounds.segment_size or self._wall() - self._begun >= self._bounds.segment_age
+    def full(self) -> bool:
+        """Whether the next batch begins a segment."""
+        return (
+            self._descriptor is None
+            or self._size >= self._bounds.segment_size
+            or self._wall() - self._begun >= self._bounds.segment_age
+        )
 
     def _begin(self, heading: Heading) -> None:
         self.close()

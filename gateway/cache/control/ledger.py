@@ -130,6 +130,16 @@ class Ledger:
         """By band: the chance that a neighbour of such a score is wrong, by calibration and labels."""
         return [pool.rate for pool, last in reversed(self._pools()) for _ in range(pool.first, last + 1)]
 
+    def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
+        """How many of so many served answers, by band, are wrong: mean and variance, what is not known of the rates
+        among it."""
+        mean = variance = 0.0
+        for pool, last in self._pools():
+            count = float(sum(served[pool.first : last + 1]))
+            mean += count * pool.rate
+            variance += count * pool.rate * (1 - pool.rate) + count * count * pool.variance
+        return mean, variance
+
     def _rates(self) -> np.ndarray:
         rates: np.ndarray = (self.met + self._prior_met) / (self.requests + PRIOR_REQUESTS)
         return rates

@@ -45,6 +45,7 @@ class RouteControl:
         self, prior: PriorBands, basis: str, *, learn: bool = True, tell: Callable[[Said], None] = lambda _: None
     ) -> None:
         self.basis = basis
+        self.refresh_every = REFRESH_EVERY
         self._prior = prior
         self._tell = tell
         self._unsaid = Traffic()
@@ -99,7 +100,7 @@ class RouteControl:
             self.in_force = acceptance.min_similarity
             return acceptance.min_similarity
         budget = acceptance.max_wrong_hits or 0.0
-        if self._stale >= REFRESH_EVERY:
+        if self._stale >= self.refresh_every:
             self._thresholds.clear()
             self._stale = 0
         step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
@@ -114,6 +115,10 @@ class RouteControl:
     def probability(self, score: float) -> float:
         """That an answer of this score is right on this route, in [0, 1]."""
         return 1.0 - self._shares[band_of(score)]
+
+    def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
+        """See `Ledger.wrong_among`."""
+        return self._ledger.wrong_among(served)
 
     def met(self, score: float, entries: int = 0) -> None:
         """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""

@@ -1,0 +1,69 @@
+"""`nearhit simulate`: what recorded traffic would have come to under another policy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.composition.parts import build_encoder
+from gateway.config import Config
+from gateway.config.load import load_config
+from gateway.modelkit.files import ModelMissing
+from gateway.policy.load import read_texts
+from gateway.policy.model import Policy
+from gateway.policy_life.staging import staged, staged_folder
+from gateway.traffic.job import done, job_of
+from gateway.traffic.report import as_text
+from gateway.written.faults import ConfigInvalid
+
+GOOD = 0
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `simulate`. `commands`: argparse's subparsers."""
+    text = "Say what recorded traffic would have come to under another policy, beside the one in force."
+    command = commands.add_parser("simulate", parents=[shared], help=text, description=text)
+    command.add_argument("--policy", metavar="PATH", type=Path, required=True, help="the other one: a file or a folder")
+    command.add_argument(
+        "--traffic",
+        metavar="WHAT",
+        default="last-24h",
+        help="last-24h, last-7d, ... or segments; default: last-24h",
+    )
+    run: Callable[[argparse.Namespace], int] = run_simulate
+    command.set_defaults(command=run)
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """Raises `ConfigInvalid` or `TrafficUnreadable`."""
+    config = load_config(arguments.config, os.environ)
+    present, new = staged_folder(config.policies, config), _policy(arguments.policy, config)
+    job = job_of(config, present, new, arguments.traffic, time.time(), _embedder(config))
+    said = done(job).as_json()
+    sys.stdout.write((orjson.dumps(said).decode() if arguments.json else as_text(said)) + "\n")
+    return GOOD
+
+
+def _policy(path: Path, config: Config) -> Policy:
+    """A whole policy, of one file or of a folder."""
+    if path.is_dir():
+        return staged_folder(path, config)
+    texts, faults = read_texts([path])
+    if faults:
+        raise ConfigInvalid(faults)
+    return staged(texts, config)
+
+
+def _embedder(config: Config) -> str | None:
+    """The fingerprint of the model in use; None where it is not on this machine."""
+    try:
+        return build_encoder(config.embedder).fingerprint
+    except ModelMissing:
+        return None
