@@ -1,25 +1,16 @@
-"""Tells webhooks, and nobody else: the address that a name resolves to is looked at where the socket is made, so that a
-name which answers otherwise the second time (DNS rebinding) gets no further than one that is private from the start."""
+"""Tells webhooks, and nobody else."""
 
 from __future__ import annotations
-
-import socket
-from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
+from gateway.adapters.checked_sessions import AddressRefused, CheckedSessions
 from gateway.jobs.deliveries import Told
-from gateway.jobs.targets import TargetRefused, check_url, permitted, public
+from gateway.jobs.targets import TargetRefused, check_url
 
 CONNECT_S, TOTAL_S = 5.0, 15.0  # the specification advises 15 to 30 seconds
-MAX_CONNECTIONS = 32
 READ_AT_MOST = 4096  # of an answer: only its status matters
-
-
-class AddressRefused(OSError):
-    """The name stands for an address that is not one of the public Internet."""
 
 
 class WebhookClient:
@@ -27,9 +18,7 @@ class WebhookClient:
 
     def __init__(self, allowed: frozenset[str], resolver: AbstractResolver | None = None) -> None:
         self._allowed = allowed
-        self._resolver = resolver
-        self._checked: aiohttp.ClientSession | None = None
-        self._free: aiohttp.ClientSession | None = None
+        self._sessions = CheckedSessions(allowed, connect_s=CONNECT_S, total_s=TOTAL_S, resolver=resolver)
 
     async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> Told:
         try:
@@ -37,7 +26,7 @@ class WebhookClient:
         except TargetRefused:
             return Told(None, "refused")
         try:
-            async with self._session(url).post(
+            async with self._sessions.of(url).post(
                 url,
                 data=payload,
                 headers={**headers, "Content-Type": "application/json", "User-Agent": "nearhit-webhook"},
@@ -54,40 +43,4 @@ class WebhookClient:
             return Told(None, type(error).__name__)
 
     async def close(self) -> None:
-        for session in (self._checked, self._free):
-            if session is not None:
-                await session.close()
-
-    def _session(self, url: str) -> aiohttp.ClientSession:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        if permitted(parts.hostname or "", port, self._allowed):
-            if self._free is None:
-                self._free = self._opened(None)
-            return self._free
-        if self._checked is None:
-            self._checked = self._opened(checked_socket)
-        return self._checked
-
-    def _opened(self, factory: Any) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            limit=MAX_CONNECTIONS,
-            force_close=True,  # each connection is one that was checked for this URL
-            use_dns_cache=False,
-            resolver=self._resolver,
-            socket_factory=factory,
-        )
-        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
-        # No proxy of the environment, which would resolve the name itself; no cookies from one target to the next.
-        return aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )  # fmt: skip
-
-
-def checked_socket(info: Any) -> socket.socket:
-    """A socket for that very address. Raises `AddressRefused`."""
-    family, kind, protocol, _, address = info
-    if not public(str(address[0])):
-        raise AddressRefused("not an address of the public Internet")
-    return socket.socket(family, kind, protocol)
+        await self._sessions.close()

@@ -16,7 +16,7 @@ from gateway.admin.answers import Handler, json_answer
 from gateway.admin.audit import NOTED, AuditTrail
 from gateway.admin.page import is_page
 from gateway.admin.roles import ROLES, acts
-from gateway.errors import Refused, TooManyFailures, Unauthorized
+from gateway.errors import Forbidden, Refused, TooManyFailures, Unauthorized
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.written.units import Address
@@ -96,7 +96,7 @@ class Guard:
         try:
             actor = await self._entrance.who(request)
         except Refused as error:
-            if isinstance(error, Unauthorized) and _presented(request):
+            if isinstance(error, Unauthorized | Forbidden) and _presented(request):
                 self._trail.write(self._entry(request, endpoint, None, error.status))
             return _refusal(error)
         request[ACTOR], request[NOTED] = actor, {}

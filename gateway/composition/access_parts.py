@@ -11,14 +11,18 @@ from gateway.access.keychain import Keychain
 from gateway.access.keyring import Keyring
 from gateway.access.permits import Permit
 from gateway.access.roles import Actor, Role
+from gateway.access.tokens import Tokens
 from gateway.adapters.audit_file import AuditFile
+from gateway.adapters.jwks import Jwks
 from gateway.admin.audit import AuditTrail
 from gateway.admin.guard import Check, Entrance, Guard
 from gateway.admin.keys import KeysHandler
 from gateway.background import run_within
-from gateway.composition.parts import Stores, secret
+from gateway.composition.parts import StartFailed, Stores, secret
 from gateway.config import Auth, Config
+from gateway.config.auth import Oidc
 from gateway.errors import Unauthorized
+from gateway.jobs.targets import TargetRefused
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Stage
 from gateway.ports import Clock
@@ -38,7 +42,12 @@ class Access:
         self.keyring = Keyring(stores.keys, _configured(auth), clock, telemetry, kept_s=auth.key_grace)
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
         trail = AuditTrail(file, stores.removals, telemetry)
-        entrance = Entrance(token, [_by_key(self.keyring)], failures, telemetry, unlocked=token is None)
+        self._jwks = None if auth.oidc is None else _jwks_of(auth.oidc, clock)
+        checks = [_by_key(self.keyring)]
+        if auth.oidc is not None and self._jwks is not None:
+            checks.append(Tokens(auth.oidc, self._jwks).check)
+        unlocked = token is None and auth.oidc is None
+        entrance = Entrance(token, checks, failures, telemetry, unlocked=unlocked)
         self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
         asked_for = auth.mode == "keys"
         keys = KeysHandler(Keychain(stores.keys, self.keyring, clock), clock, asked_for=asked_for)
@@ -52,11 +61,21 @@ class Access:
         """Follows the keys of the store, until `stack` ends it."""
         await self.keyring.refresh()
         stack.push_async_callback(self.keyring.close)
+        if self._jwks is not None:
+            stack.push_async_callback(self._jwks.close)
         run_within(stack, self.keyring.run())
 
 
 def _configured(auth: Auth) -> dict[str, Permit]:
     return {digest: Permit("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests}
+
+
+def _jwks_of(oidc: Oidc, clock: Clock) -> Jwks:
+    """Raises `StartFailed`."""
+    try:
+        return Jwks(oidc.issuer, oidc.jwks_url, frozenset(oidc.private_hosts), clock)
+    except TargetRefused as error:
+        raise StartFailed(f"auth.oidc.{'issuer' if oidc.jwks_url is None else 'jwks_url'}: {error}") from None
 
 
 def _by_key(keyring: Keyring) -> Check:

@@ -7,9 +7,46 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.config.fields import EnvironmentName, KeyHash, Name
+from gateway.config.fields import EnvironmentName, KeyHash, Name, Text
+from gateway.config.urls import ExactUrl, HttpUrl
 from gateway.written.units import Duration, Size
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
+
+Algorithm = Annotated[
+    Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"],
+    one_of("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"),
+]
+Values = Annotated[tuple[Text, ...], Field(strict=False), NOT_EMPTY]
+
+
+class Roles(Section):
+    """Which values of a claim stand for which role."""
+
+    admin: Values | None = None
+    operate: Values | None = None
+    use: Values | None = None
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if not any(given.get(role) for role in ("admin", "operate", "use")):
+            yield Problem(None, "a role is required, e.g. admin: [platform-team]")
+
+    def as_mapping(self) -> Mapping[str, tuple[str, ...]]:
+        return {"admin": self.admin or (), "operate": self.operate or (), "use": self.use or ()}
+
+
+class Oidc(Section):
+    """An OpenID Connect issuer whose tokens open the admin port."""
+
+    issuer: ExactUrl = Field(examples=["https://id.example.com/realms/ops"])
+    audience: Text = Field(examples=["nearhit"])
+    jwks_url: HttpUrl | None = None  # None: what the issuer's discovery document says
+    algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False), NOT_EMPTY] = ("RS256", "ES256")
+    role_claim: Text = "groups"  # by its name, or a path such as realm_access.roles
+    roles: Roles = Field(examples=["{admin: [platform-team]}"])
+    name_claim: Text = "sub"
+    leeway: Annotated[Duration, Field(le=300)] = 30.0  # clocks that differ
+    private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # that may be private and asked by plain http
 
 
 class Auth(Section):
@@ -19,6 +56,7 @@ class Auth(Section):
     keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
     key_grace: Duration = 600.0  # how long keys of the store that are known are good where it does not answer
     admin_token_env: EnvironmentName | None = None
+    oidc: Oidc | None = None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -151,7 +151,9 @@ class Config(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         server, auth = given.get("server"), given.get("auth")
-        if not isinstance(server, dict) or (isinstance(auth, dict) and auth.get("admin_token_env")):
+        if not isinstance(server, dict) or (
+            isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))
+        ):
             return
         try:
             admin = parse_address(server.get("admin", "127.0.0.1:9090"))
@@ -161,5 +163,5 @@ class Config(Section):
             yield Problem(
                 "server",
                 f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
-                "or auth.admin_token_env",
+                "or auth.admin_token_env or auth.oidc",
             )

@@ -68,7 +68,14 @@ def _split(value: object) -> SplitResult | None:
         return None
 
 
+def exact_url(value: object) -> str:
+    """The same to the last slash: what others compare with."""
+    http_url(value)
+    return str(value)
+
+
 HttpUrl = Annotated[str, BeforeValidator(http_url), Written(written.HTTP_URL)]
 ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), Written(written.HTTP_URL)]
+ExactUrl = Annotated[str, BeforeValidator(exact_url), Written(written.HTTP_URL)]
 GrpcUrl = Annotated[str, BeforeValidator(grpc_url), Written(written.GRPC_URL)]
 StoreUrl = Annotated[str, BeforeValidator(store_url)]

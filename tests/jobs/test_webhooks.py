@@ -238,7 +238,7 @@ async def test_a_literal_address_gets_no_connection_though_it_was_let_in() -> No
     """aiohttp asks no resolver for it; the socket is where it ends."""
     async with listening() as (port, connected):
         client = WebhookClient(frozenset())
-        session = client._session(f"https://app.example:{port}/")
+        session = client._sessions.of(f"https://app.example:{port}/")
         with pytest.raises(Exception, match="Cannot connect"):
             await session.post(f"http://127.0.0.1:{port}/")
         assert (await client.tell(f"https://127.0.0.1:{port}/", {}, b"{}")).word == "refused"
