@@ -57,8 +57,8 @@ async def whole_body(request: web.Request) -> bytes:
         raise TooLarge("the body is larger than 1 MiB") from None
 
 
-def answered(handler: Handler) -> Handler:
-    """Refusals as JSON, of one sentence."""
+def answered(handler: Handler, done: Callable[[Refused], dict[str, Any]] = lambda _: {}) -> Handler:
+    """Refusals as JSON: one sentence, and what had been `done` before."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -66,6 +66,6 @@ def answered(handler: Handler) -> Handler:
         except StoreUnavailable as error:
             return json_answer({"error": f"{error}: nothing was done"}, 503)
         except Refused as error:
-            return json_answer({"error": error.message}, error.status)
+            return json_answer({"error": error.message, **done(error)}, error.status)
 
     return answer

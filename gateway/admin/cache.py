@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
-from gateway.admin.answers import NO_STORE, Handler, asked_number, json_answer, object_of, section_of
+from gateway.admin.answers import NO_STORE, answered, asked_number, json_answer, object_of, section_of
 from gateway.admin.audit import note
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 from gateway.upkeep.portability import ImportIncomplete, Portability
@@ -70,10 +70,10 @@ class CacheAdmin:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/admin/cache/purge", _answered(self._purge)),
-            web.get("/admin/cache/entries", _answered(self._entries)),
-            web.get("/admin/cache/export", _answered(self._export)),
-            web.post("/admin/cache/import", _answered(self._import)),
+            web.post("/admin/cache/purge", answered(self._purge, _done)),
+            web.get("/admin/cache/entries", answered(self._entries, _done)),
+            web.get("/admin/cache/export", answered(self._export, _done)),
+            web.post("/admin/cache/import", answered(self._import, _done)),
         ]
 
     async def _purge(self, request: web.Request) -> web.StreamResponse:
@@ -168,20 +168,7 @@ async def _chunk(request: web.Request) -> bytes:
         raise RequestTimeout(f"nothing came for {STALL_S:g} s: expected the rest of the lines") from None
 
 
-def _answered(handler: Handler) -> Handler:
-    """Refusals as JSON: one sentence, and what had been done."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except StoreUnavailable as error:
-            return json_answer({"error": f"{error}: nothing was done"}, 503)
-        except Refused as error:
-            done: dict[str, Any] = {}
-            if isinstance(error, Incomplete):
-                done = {**error.outcome.as_json(), "recorded": error.outcome.recorded}
-            elif isinstance(error, ImportIncomplete):
-                done = error.done.as_json()
-            return json_answer({"error": error.message, **done}, error.status)
-
-    return answer
+def _done(error: Refused) -> dict[str, Any]:
+    if isinstance(error, Incomplete):
+        return {**error.outcome.as_json(), "recorded": error.outcome.recorded}
+    return error.done.as_json() if isinstance(error, ImportIncomplete) else {}
