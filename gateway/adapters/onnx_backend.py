@@ -17,7 +17,8 @@ from gateway.adapters.onnx_generator import Generator, Piece
 from gateway.adapters.onnx_reader import Classifier, Vectors
 from gateway.adapters.onnx_tensors import Graph
 from gateway.adapters.onnx_worker import Steps, Work, Worker
-from gateway.bodies import Guarded, Ready
+from gateway.adapters.written_answers import JSON, written_answer
+from gateway.bodies import Ready
 from gateway.config.backends import Timeouts
 from gateway.dialects.kserve_message import Inference
 from gateway.dialects.translation import TRANSLATIONS
@@ -27,9 +28,7 @@ from gateway.ports import Clock, TextAnswer
 
 # Of protocols that have no translation and give a prompt: what is called the same everywhere.
 UNDERSTOOD = ("temperature", "top_p", "top_k", "seed", "stop", "tools")
-JSON = (("Content-Type", "application/json"),)
 OCTETS = (("Content-Type", "application/octet-stream"),)
-SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 
 Model = Generator | Classifier | Vectors | Graph
 
@@ -152,15 +151,7 @@ class OnnxBackend(Gated):
         pieces = self._pieces(self._worker.begin(steps))
         first = await anext(pieces)
         place.answered(request, 200)
-        events = _events(first, pieces, answer)
-        if call.stream:
-            return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))
-        try:
-            payload = [event.data async for event in events]
-        except StreamBroken as error:
-            # Nothing of a whole answer has gone to the client: another backend may still be asked.
-            raise BackendError(str(error)) from None
-        return Response(200, JSON, Whole(call.dialect.whole(call, payload)))
+        return await written_answer(call, place, _events(first, pieces, answer), pieces)
 
     async def _pieces(self, work: Work[Piece]) -> AsyncGenerator[Piece, None]:
         """Raises what the steps raise before the first one, `BackendError` where that takes too long, and after it

@@ -17,16 +17,14 @@ from gateway.adapters.gate import Gate, Place
 from gateway.adapters.gated import Gated
 from gateway.adapters.triton_models import Described, TritonModels, condition_told, once
 from gateway.adapters.triton_tensors import TensorCalls
-from gateway.bodies import Guarded
+from gateway.adapters.written_answers import JSON, written_answer
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Call, Event, Request, Response, Whole
 from gateway.observing.trace_context import metadata_of
 from gateway.ports import Clock, Condition, TextAnswer
 from gateway.routing.naming import ModelNames
 
-JSON = (("Content-Type", "application/json"),)
-SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
 CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
 
@@ -121,15 +119,7 @@ class TritonBackend(Gated):
         pieces = self._pieces(name, model, inputs, request)
         first = await anext(pieces, None)
         place.answered(request, 200)
-        events = self._events(first, pieces, answer, call)
-        if call.stream:
-            return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))
-        try:
-            payload = [event.data async for event in events]
-        except StreamBroken as error:
-            # Nothing of a whole answer has gone to the client: another backend may still be asked.
-            raise BackendError(str(error)) from None
-        return Response(200, JSON, Whole(call.dialect.whole(call, payload)))
+        return await written_answer(call, place, self._events(first, pieces, answer, call), pieces)
 
     async def _events(
         self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call
