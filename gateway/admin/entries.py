@@ -12,11 +12,11 @@ from typing import Any
 from aiohttp import web
 
 from gateway.adapters.front_store import FrontStore
-from gateway.admin.answers import json_answer
+from gateway.admin.answers import answered, asked_number, json_answer
 from gateway.cache.portable import call_of
 from gateway.cache.removal import SHOWN_DIGITS
 from gateway.dialects.known import DIALECTS
-from gateway.errors import StoreUnavailable
+from gateway.errors import NotFound
 from gateway.messages import Entry
 from gateway.policy.model import Policy
 from gateway.ports import Clock
@@ -39,33 +39,22 @@ class EntriesHandler:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/admin/cache/top", self._top),
-            web.get("/admin/cache/entries/{fingerprint}", self._one),
+            web.get("/admin/cache/top", answered(self._top)),
+            web.get("/admin/cache/entries/{fingerprint}", answered(self._one)),
         ]
 
     async def _one(self, request: web.Request) -> web.Response:
-        try:
-            entry = await self._front().get(request.match_info["fingerprint"])
-        except StoreUnavailable as error:
-            return json_answer({"error": str(error)}, 503)
+        entry = await self._front().get(request.match_info["fingerprint"])
         if entry is None:
-            return json_answer(
-                {"error": "no such answer is stored: it has expired, was removed or was never there"}, 404
-            )
+            raise NotFound("no such answer is stored: it has expired, was removed or was never there")
         return json_answer({**self._shown(entry), **self._texts(entry)})
 
     async def _top(self, request: web.Request) -> web.Response:
-        asked = request.query.get("limit", str(SHOWN))
-        if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:6]) <= MAX_SHOWN:
-            return json_answer({"error": f"limit: expected a whole number from 1 to {MAX_SHOWN}"}, 400)
         found = []
-        try:
-            for fingerprint, hits in await self._evictions.most_used(int(asked)):
-                entry = await self._front().get(fingerprint)
-                if entry is not None:
-                    found.append({**self._shown(entry), "hits": hits, "question": self._texts(entry)["question"]})
-        except StoreUnavailable as error:
-            return json_answer({"error": str(error)}, 503)
+        for fingerprint, hits in await self._evictions.most_used(asked_number(request, "limit", SHOWN, MAX_SHOWN)):
+            entry = await self._front().get(fingerprint)
+            if entry is not None:
+                found.append({**self._shown(entry), "hits": hits, "question": self._texts(entry)["question"]})
         routes = [route.name for route in self._policy().routes if _may_show(route.name, self._policy())]
         return json_answer({"entries": found, "prompts_of": routes})
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import orjson
 from aiohttp import web
 
-from gateway.admin.answers import NO_STORE, json_answer
-from gateway.errors import StoreUnavailable
+from gateway.admin.answers import NO_STORE, answered
+from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observing.series import levels, since, told, totals
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, is_level
@@ -50,7 +50,7 @@ class Chronicle:
         self._own: dict[Slot, dict[str, float]] = {}  # this process's part of the slots that may still change
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/history", self._get)]
+        return [web.get("/admin/history", answered(self._get))]
 
     def record(self) -> None:
         """Takes down what has happened since the last time."""
@@ -108,7 +108,7 @@ class Chronicle:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         span = request.query.get("span", "1h")
         if span not in SPANS:
-            return json_answer({"error": f"span: expected one of: {', '.join(SPANS)}"}, 400)
+            raise BadRequest(f"span: expected one of: {', '.join(SPANS)}")
         resolution, slots = SPANS[span]
         now = self._clock.wall()
         body = {"span": span, "now": now, **told(self._timeline.window(resolution, slots, now))}

@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.answers import NO_STORE, json_answer
-from gateway.errors import Overloaded
+from gateway.admin.answers import NO_STORE, answered
 from gateway.observing.decisions import Decision, Decisions, Watch
 
 LOOK_S = 1.0  # how soon it is noticed that a reader has left
@@ -25,7 +24,7 @@ class LiveHandler:
         self._decisions = decisions
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/decisions", self._get)]
+        return [web.get("/admin/decisions", answered(self._get))]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         wanted = {name: request.query[name] for name in FILTERS if request.query.get(name)}
@@ -36,8 +35,6 @@ class LiveHandler:
                 await response.write(b"retry: 2000\n\n")
                 await _told(request, response, watch, wanted)
                 return response
-        except Overloaded as error:
-            return json_answer({"error": error.message}, error.status)
         except (ConnectionError, TimeoutError):  # the reader has left, or does not read
             if request.transport is not None:
                 request.transport.abort()

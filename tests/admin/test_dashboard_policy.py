@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from playwright.async_api import expect
 
-from tests.fixtures.dashboard import LOOP, Shown
+from tests.fixtures.dashboard import LOOP, Showing, Shown
 from tests.fixtures.gateways import TIERS
+from tests.fixtures.waiting import until
 
 pytestmark = LOOP
 CHANGED = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.4")
@@ -67,3 +68,22 @@ async def test_a_change_made_meanwhile_is_not_written_over(shown: Shown) -> None
     await page.get_by_role("dialog").get_by_role("button", name="Apply").click()
     await expect(page.get_by_role("alert").filter(has_text="That did not work")).to_contain_text(gateway.policy.hash)
     assert "0.9" in (gateway.config.policies / "default.yaml").read_text()
+
+
+async def test_a_policy_is_tried_on_the_traffic_that_was_recorded(showing: Showing) -> None:
+    recording = TIERS.replace("match: {}", "match: {}\n    record: {prompts: on}")
+    shown = await showing.page(await showing.gateway(recording, traffic={"flush": "50ms"}))
+    page = shown.page
+    await shown.open("policy")
+    await page.get_by_role("button", name="Try this policy").click()
+    await expect(page.locator("#simulate").get_by_role("alert")).to_contain_text("no traffic")
+    for _ in range(3):
+        await shown.served.chat("How do I reset my password?")
+    await page.get_by_label("Policy file").fill(recording.replace("exact: {ttl: 1h}", "exact: off"))
+    folder = shown.served.gateway.config.data_dir / "traffic"
+    await until(lambda: any(each.stat().st_size > 500 for each in folder.glob("**/*") if each.is_file()))
+    await page.get_by_role("button", name="Try this policy").click()
+    sides = page.get_by_role("table", name="In force against tried")
+    await expect(sides.get_by_role("row", name="– exact")).to_contain_text("66.7 %", timeout=30_000)
+    await expect(page.get_by_role("table", name="Requests that would change")).to_contain_text("How do I reset")
+    assert [line for line in shown.console if "422" not in line] == []

@@ -51,6 +51,7 @@ async def test_limits_say_who_was_refused(showing: Showing) -> None:
     row = shown.page.locator("#limits tbody tr")
     await expect(row).to_contain_text("2/min")
     await expect(row.locator("td").nth(5)).to_have_text("1")
+    await expect(shown.card("Keys")).to_contain_text("No key is in force")
     await shown.page.get_by_label("Subject").fill("nobody")
     await expect(row).to_have_count(0)
 

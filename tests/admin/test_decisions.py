@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,8 @@ import pytest
 
 from gateway.errors import Overloaded
 from gateway.observing.decisions import MAX_WAITING, MAX_WATCHERS, Decisions
-from tests.fixtures.gateways import Served
+from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
 
@@ -70,6 +72,17 @@ async def test_who_does_not_keep_up_loses_the_oldest_and_is_told_how_many() -> N
         taken = await watch.take(1.0)
     assert watch.dropped == 7
     assert [taken[0]["number"], len(taken)] == [7, MAX_WAITING]
+
+
+async def test_a_gateway_ends_at_once_though_somebody_watches(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
+    async with aiohttp.ClientSession() as session:
+        async with gateway_of(config) as served:
+            response = await session.get(f"{served.admin_url}/admin/decisions")
+            await until(lambda: served.gateway.dashboard.decisions.watched)
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < 10.0  # it would wait a minute for an answer under way
+        assert b"retry" in await response.read()
 
 
 async def test_at_the_end_all_who_watch_are_let_go() -> None:

@@ -2,7 +2,7 @@
 
 import { get, post } from "../api.js";
 import { announce, card, confirmed, el, head, num, table } from "../dom.js";
-import { bytes, count, dollars, duration, plural } from "../format.js";
+import { bytes, count, dollars, duration, latency, plural } from "../format.js";
 import { explaining } from "./explain.js";
 
 export const title = "Entries";
@@ -74,7 +74,7 @@ export function mount(root, { params, may, fail, remember }) {
 
   function inspected(e) {
     const facts = [["Fingerprint", e.fingerprint], ["Scope", e.scope], ["Route", e.route], ["Model", e.model], ["Backend", e.backend], ["Tenant", e.tenant], ["Tags", e.tags.join(", ") || "none"], ["Dialect", `${e.dialect}, ${e.operation}${e.streamed ? ", streamed" : ""}`],
-      ["Age", duration(e.age_s)], ["Expires in", duration(e.expires_in_s)], ["Size", bytes(e.bytes)], ["Tokens", `${count(e.input_tokens)} in, ${count(e.output_tokens)} out`], ["Took the backend", duration(e.upstream_s)], ["Cost", dollars(e.cost_dollars)], ["Brought by an import", e.imported ? "yes" : "no"]];
+      ["Age", duration(e.age_s)], ["Expires in", duration(e.expires_in_s)], ["Size", bytes(e.bytes)], ["Tokens", `${count(e.input_tokens)} in, ${count(e.output_tokens)} out`], ["Took the backend", latency(1000 * e.upstream_s)], ["Cost", dollars(e.cost_dollars)], ["Brought by an import", e.imported ? "yes" : "no"]];
     const close = el("button", { type: "button", on: { click: () => { entry.hidden = true; remember(given()); } } }, "Close");
     const drop = may("operate") && el("button", { type: "button", class: "danger", on: { click: () => removeOne(e) } }, "Remove this answer");
     const texts = e.prompts
