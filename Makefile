@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-simulate bench-tracing bench-dashboard pictures servers quality train lock schema clean
+.PHONY: help setup triton run test clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -90,6 +90,9 @@ bench-tracing: $(STAMP)  ## what traces cost an exact hit and a miss (a minute)
 
 bench-simulate: $(STAMP)  ## what simulate forecasts against what then happens, and how fast (10 minutes, idle machine)
 	@$(BIN)/python -m bench.simulate
+
+bench-keys: $(STAMP)  ## what API keys cost an exact hit, and how soon a revocation holds elsewhere (a minute)
+	@$(BIN)/python -m bench.keys
 
 bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits take meanwhile (a minute)
 	@$(BIN)/python -m bench.edge

@@ -120,7 +120,8 @@ async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
         raise CommandFailed(f"{admin} answers with status {response.status} and no JSON object: is that an admin port?")
     if response.status == 401:
         raise CommandFailed(
-            f"{admin} wants another token: expected it in the variable of auth.admin_token_env or --token-env"
+            f"{admin} wants another token ({value.get('error', 'no reason is given')}): expected it in the variable of "
+            "auth.admin_token_env or --token-env"
         )
     return value
 

@@ -26,7 +26,11 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     listed.add_argument("--tenant", metavar="NAME")
     listed.add_argument("--state", choices=("active", "expired", "revoked", "all"), default="active")
     add("show", run_show, "Say what a key may, and since when.").add_argument("key", metavar="ID")
-    changed = add("change", run_change, "Change what a key may; what is not named stays.")
+    changed = add(
+        "change",
+        run_change,
+        "Change what a key may. Its limits are one: what is named replaces them all. All else stays.",
+    )
     changed.add_argument("key", metavar="ID")
     changed.add_argument("--name")
     _add_terms(changed)
