@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from bench.__main__ import QUESTION, body, free_port, server
+import aiohttp
+
+from bench.__main__ import QUESTION, body
+from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, run
-from tests.fixtures.processes import Process, served_by_process, write_config
+from gateway.access.key_text import digest_of
 from tests.fixtures.stores import outside_server
 
 STATIC = "sk-of-the-configuration"
-KEYED = {"mode": "keys", "keys": {"acme": [hashlib.sha256(STATIC.encode()).hexdigest()]}}
-SETTINGS: Mapping[str, Any] = {"passed on": {"mode": "passthrough"}, "configuration": KEYED, "store": KEYED}
+KEYED = f"{{mode: keys, keys: {{acme: [{digest_of(STATIC)}]}}}}"
+SETTINGS = {"passed on": "{mode: passthrough}", "configuration": KEYED, "store": KEYED}
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
+embedder: {{adapter: hash}}
+store: {{url: "{store}"}}
+auth: {auth}
+backends:
+  main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
+"""
 POLICY = """
 version: 1
 routes:
@@ -43,35 +51,25 @@ def request(key: str, more: str = "") -> bytes:
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-async def opened(
-    stack: AsyncExitStack, folder: Path, up: int, auth: Mapping[str, Any], **sections: Any
-) -> tuple[Process, int]:
-    """-> (a gateway's process, the port that clients ask)."""
-    folder.mkdir()
-    backend = {"adapter": "openai", "url": f"http://127.0.0.1:{up}/v1"}
-    config = write_config(folder, {"main": backend}, POLICY, auth=dict(auth), **sections)
-    process = await stack.enter_async_context(served_by_process(config))
-    port = urlsplit(process.url).port
-    assert port is not None
-    return process, port
-
-
-async def made(process: Process) -> tuple[str, str]:
+async def made(session: aiohttp.ClientSession, admin: int) -> tuple[str, str]:
     """-> (a key's id, the key)."""
-    async with process.session.post(process.admin_url + "/admin/keys", json={"name": "b", "tenant": "acme"}) as answer:
+    async with session.post(f"http://127.0.0.1:{admin}/admin/keys", json={"name": "b", "tenant": "acme"}) as answer:
         said = await answer.json()
     return said["id"], said["key"]
 
 
-async def costs(folder: Path, up: int, requests: int, rounds: int) -> dict[tuple[str, int, str], list[Load]]:
+async def costs(up: int, requests: int, rounds: int) -> dict[tuple[str, int, str], list[Load]]:
     loads: dict[tuple[str, int, str], list[Load]] = {}
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         places = {}
         for name, auth in SETTINGS.items():
-            process, port = await opened(stack, folder / name.replace(" ", "-"), up, auth)
-            key = (await made(process))[1] if name == "store" else STATIC
-            places[name] = (port, process.process.pid, key)
-            await run(port, process.process.pid, [request(key)], connections=1)
+            it = stack.enter_context(gateway_of(CONFIG, POLICY, store="embedded", auth=auth, upstream=up))
+            key = STATIC
+            if name == "store":
+                async with aiohttp.ClientSession() as session:
+                    _, key = await made(session, it.admin)
+            places[name] = (it.port, it.process.pid, key)
+            await run(it.port, it.process.pid, [request(key)], connections=1)
         for number in range(rounds + 1):
             for kind, more in (("front", ""), ("stages", "Cache-Control: max-age=9999\r\n")):
                 for connections in (1, 32):
@@ -83,34 +81,36 @@ async def costs(folder: Path, up: int, requests: int, rounds: int) -> dict[tuple
     return loads
 
 
-async def revocations(folder: Path, up: int, times: int) -> list[float]:
+async def revocations(up: int, times: int) -> list[float]:
     """Seconds from the answer to the revocation until the other gateway refuses; asked every 2 ms."""
-    took = []
-    (folder / "server").mkdir()
-    with outside_server(folder / "server") as store:
-        async with AsyncExitStack() as stack:
-            sections = {"store": {"url": store.url}}
-            first, _ = await opened(stack, folder / "first", up, KEYED, **sections)
-            second, _ = await opened(stack, folder / "second", up, KEYED, **sections)
-            for _ in range(times):
-                identity, key = await made(first)
-                url, headers = second.url + "/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        store = stack.enter_context(outside_server(folder)).url
+        first, second = (
+            stack.enter_context(gateway_of(CONFIG, POLICY, store=store, auth=KEYED, upstream=up)) for _ in range(2)
+        )
+        async with aiohttp.ClientSession() as session:
+            return [await _let_in(session, first.admin, second.port) for _ in range(times)]
 
-                async def status(url: str = url, headers: Mapping[str, str] = headers) -> int:
-                    given = {**headers, "Content-Type": "application/json"}
-                    async with second.session.post(url, data=body(QUESTION), headers=given) as answer:
-                        await answer.read()
-                        return answer.status
 
-                for _ in range(3):
-                    assert await status() == 200
-                async with first.session.post(f"{first.admin_url}/admin/keys/{identity}/revoke") as answer:
-                    assert answer.status == 200
-                began = time.perf_counter()
-                while await status() == 200:
-                    await asyncio.sleep(0.002)
-                took.append(time.perf_counter() - began)
-    return took
+async def _let_in(session: aiohttp.ClientSession, admin: int, port: int) -> float:
+    identity, key = await made(session, admin)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+    async def status() -> int:
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        async with session.post(url, data=body(QUESTION), headers=headers) as answer:
+            await answer.read()
+            return answer.status
+
+    for _ in range(3):
+        assert await status() == 200
+    async with session.post(f"http://127.0.0.1:{admin}/admin/keys/{identity}/revoke") as answer:
+        assert answer.status == 200
+    began = time.perf_counter()
+    while await status() == 200:
+        await asyncio.sleep(0.002)
+    return time.perf_counter() - began
 
 
 def table(loads: dict[tuple[str, int, str], list[Load]]) -> str:
@@ -127,13 +127,13 @@ def table(loads: dict[tuple[str, int, str], list[Load]]) -> str:
     return "\n".join(lines)
 
 
-async def measured(requests: int, rounds: int, times: int) -> str:
+async def measured(requests: int, rounds: int, times: int) -> None:
     up = free_port()
-    with tempfile.TemporaryDirectory() as name, server(["bench.servers", "upstream", str(up)], up):
-        loads = await costs(Path(name), up, requests, rounds)
-        took = sorted(await revocations(Path(name), up, times))
+    with server(["bench.servers", "upstream", str(up)], up):
+        print(table(await costs(up, requests, rounds)), flush=True)
+        took = sorted(await revocations(up, times))
     middle, last = 1e3 * statistics.median(took), 1e3 * took[-1]
-    return f"{table(loads)}\nrevoked elsewhere, let in for: median {middle:.0f} ms, longest of {times} {last:.0f} ms"
+    print(f"revoked elsewhere, let in for: median {middle:.0f} ms, longest of {times} {last:.0f} ms")
 
 
 def main() -> None:
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--revocations", type=int, default=20)
     given = parser.parse_args()
-    print(asyncio.run(measured(given.requests, given.rounds, given.revocations)))
+    asyncio.run(measured(given.requests, given.rounds, given.revocations))
 
 
 if __name__ == "__main__":
