@@ -201,3 +201,7 @@ class EmbedderUnavailable(Exception):
 
 class SnapshotInvalid(ValueError):
     """What was kept of what a route had learnt does not fit this gateway; the route starts from the calibration."""
+
+
+class StartFailed(Exception):
+    """The gateway cannot start; the message is one sentence for the operator."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.composition.parts import StartFailed
+from gateway.errors import StartFailed
 from gateway.messages import Bypass, Provenance, Verdict
 from gateway.response_headers import cache_status
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of

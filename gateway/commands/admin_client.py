@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.composition.parts import secret
+from gateway.config.environ import secret
 from gateway.config.load import load_config
 from gateway.errors import Refused
 from gateway.written.units import Address

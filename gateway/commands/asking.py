@@ -12,17 +12,24 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.commands.admin_client import AdminClient, Place, connected, place_of
+from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected, place_of
+from gateway.written.units import Address, parse_address
 
 T = TypeVar("T")
-GOOD, FAULT = 0, 1
+GOOD, FAULT, USAGE = 0, 1, 2
 Run = Callable[[argparse.Namespace], int]
 Add = Callable[[str, Run, str], argparse.ArgumentParser]
 
 
+class WrongUsage(CommandFailed):
+    """What was given does not go together, which the parser cannot see: exit code 2."""
+
+
 def group(commands: Any, shared: argparse.ArgumentParser, name: str, text: str) -> Add:
     """Adds a command that has commands of its own. `commands`: argparse's subparsers. -> what adds one to it."""
-    inner = commands.add_parser(name, help=text).add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inner = commands.add_parser(name, help=text, description=text).add_subparsers(
+        title="commands", metavar="COMMAND", required=True
+    )
     reached = reaching(shared)
 
     def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
@@ -79,6 +86,14 @@ def tell(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> 
 def say(text: str) -> int:
     sys.stdout.write(text + "\n")
     return GOOD
+
+
+def address(text: str) -> Address:
+    """HOST:PORT, for argparse."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def time_text(seconds: float) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place
-from gateway.commands.asking import FAULT, GOOD, asked, group, place_given, tell
+from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, place_given, tell
 from gateway.commands.cache_texts import purge_text, stats_text, warm_text
+from gateway.commands.progress import Advance, counted, waiting
 from gateway.commands.warming import Plan, count_prompts, parse_rate, warm
-from gateway.composition.parts import secret
-
-BAR = 30
+from gateway.config.environ import secret
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -92,7 +91,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
 def run_purge(arguments: argparse.Namespace) -> int:
     body = _purge_body(arguments)
     if not set(body) - {"dry_run", "min_similarity"}:
-        raise CommandFailed("nothing says what is meant: expected a condition such as --tag, or --all")
+        raise WrongUsage("nothing says what is meant: expected a condition such as --tag, or --all")
     if arguments.all and not (arguments.yes or arguments.dry_run) and sys.stdin.isatty():
         meant = "every stored answer" if set(body) == {"all"} else "all stored answers that these conditions mean"
         sys.stderr.write(f"Remove {meant}? [y/N] ")
@@ -101,7 +100,8 @@ def run_purge(arguments: argparse.Namespace) -> int:
             raise CommandFailed("nothing was removed")
 
     async def ask(admin: AdminClient) -> int:
-        outcome = await admin.post("/admin/cache/purge", body)
+        with waiting("looking through the store", quiet=arguments.json):
+            outcome = await admin.post("/admin/cache/purge", body)
         return tell(arguments, outcome, purge_text(outcome, dry_run=arguments.dry_run))
 
     return asked(arguments, ask)
@@ -116,7 +116,8 @@ def run_export(arguments: argparse.Namespace) -> int:
             await _written(admin.lines(path), sys.stdout.buffer.write)
             sys.stdout.flush()
             return GOOD
-        count = await _to_file(admin.lines(path), arguments.out)
+        with counted("exporting", None, "entries", quiet=arguments.json) as done:
+            count = await _to_file(_told(admin.lines(path), done), arguments.out)
         said = {"entries": count, "file": str(arguments.out)}
         return tell(arguments, said, f"{count} entries in {arguments.out}")
 
@@ -130,6 +131,12 @@ async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) 
         write(piece)
         count += piece.count(b"\n")
     return count
+
+
+async def _told(pieces: AsyncIterator[bytes], done: Advance) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        yield piece
+        done(piece.count(b"\n"))
 
 
 async def _to_file(pieces: AsyncIterator[bytes], out: Path) -> int:
@@ -149,7 +156,9 @@ async def _to_file(pieces: AsyncIterator[bytes], out: Path) -> int:
 
 def run_import(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
-        done = await admin.post("/admin/cache/import", _pieces(arguments.file))
+        size = arguments.file.stat().st_size
+        with counted("importing", size, "B", quiet=arguments.json) as sent:
+            done = await admin.post("/admin/cache/import", _pieces(arguments.file, sent))
         for fault in () if arguments.json else done["faults"]:
             sys.stderr.write(f"{arguments.file}:{fault['line']}: {fault['error']}\n")
         text = (
@@ -164,10 +173,12 @@ def run_import(arguments: argparse.Namespace) -> int:
     return asked(arguments, ask)
 
 
-async def _pieces(file: Path) -> AsyncIterator[bytes]:
+async def _pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
+    """The gateway takes a piece when it is done with the ones before it."""
     with file.open("rb") as opened:
         while piece := opened.read(2**16):
             yield piece
+            sent(len(piece))
 
 
 def run_warm(arguments: argparse.Namespace) -> int:
@@ -181,30 +192,13 @@ def run_warm(arguments: argparse.Namespace) -> int:
             concurrency=arguments.concurrency,
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
-        summary = await warm(plan, count_prompts(plan), progress_bar())
+        total = count_prompts(plan)
+        with counted("warming", total, "prompts", quiet=arguments.json) as done:
+            summary = await warm(plan, total, done)
         tell(arguments, summary.as_json(), warm_text(summary))
         return FAULT if summary.failed else GOOD
 
     return asyncio.run(send(place_given(arguments)))
-
-
-def progress_bar() -> Callable[[int, int], None]:
-    """On a terminal a bar that moves, elsewhere a line each tenth."""
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        if sys.stderr.isatty():
-            filled = BAR * done // total
-            sys.stderr.write(
-                f"\r[{'#' * filled}{' ' * (BAR - filled)}] {done}/{total}{chr(10) if done == total else ''}"
-            )
-            sys.stderr.flush()
-        elif (tenth := 10 * done // total) != shown:
-            shown = tenth
-            sys.stderr.write(f"{done}/{total}\n")
-
-    return show
 
 
 def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""`nearhit explain`: what would become of a request, without sending it."""
+"""`nearhit explain`: what would become of a request, without sending it; or what is made of two prompts."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +14,18 @@ from typing import Any
 import orjson
 
 from gateway.adapters.system_clock import SystemClock
+from gateway.admin.explain import Pair
 from gateway.calling.deciding import Deciding
 from gateway.calling.promises import Promises
 from gateway.commands.admin_client import CommandFailed, Place, connected
+from gateway.commands.asking import FAULT, GOOD, WrongUsage, place_given, tell
 from gateway.composition.parts import build_complexity, build_embedder
 from gateway.composition.upstreams import build_pools
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explaining.explanation import Explanation, explanation_of, request_of
+from gateway.explaining.pair import checked, explain_by, explain_offline
 from gateway.explaining.requests import PATH
 from gateway.messages import Call, Embedding, Request
 from gateway.observing.telemetry import Telemetry
@@ -28,6 +35,51 @@ from gateway.quality.escalations import Escalations
 from gateway.routing.choice import Decision
 from gateway.routing.complexity import ComplexityModel
 from gateway.stages.policy import routed
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `explain`. `commands`: argparse's subparsers."""
+    text = "Say what would become of a request, without sending it; or what is made of two prompts."
+    command = commands.add_parser("explain", parents=[shared], help=text, description=text)
+    command.add_argument(
+        "request", metavar="REQUEST.json", type=Path, nargs="?", help="a body, or {path, headers, body}"
+    )
+    command.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
+    command.add_argument("--stored", metavar="PROMPT", help="instead of a request: one whose answer is stored,")
+    command.add_argument("--asked", metavar="PROMPT", help="and one that is asked: would that answer be served?")
+    command.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
+    command.add_argument(
+        "--admin", metavar="URL", help="ask the gateway with this admin port: what it has learnt, what it predicts"
+    )
+    command.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    of_pair = (arguments.stored, arguments.asked, arguments.route)
+    if arguments.request is None or any(value is not None for value in of_pair):
+        return _run_pair(arguments)
+    if arguments.admin is None:
+        explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
+    else:
+        explanation = asyncio.run(explain_by_gateway(place_given(arguments), arguments.request))
+    tell(arguments, explanation.as_json(), explanation.as_text())
+    if arguments.expect in (None, explanation.backend, explanation.tier):
+        return GOOD
+    sys.stderr.write(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}\n")
+    return FAULT
+
+
+def _run_pair(arguments: argparse.Namespace) -> int:
+    if arguments.stored is None or arguments.asked is None or arguments.request or arguments.expect:
+        raise WrongUsage("expected REQUEST.json [--expect BACKEND], or --stored PROMPT --asked PROMPT [--route NAME]")
+    pair = checked(Pair(arguments.stored, arguments.asked, arguments.route))
+    if arguments.admin is None:
+        found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
+    else:
+        place = place_given(arguments)
+        found = asyncio.run(explain_by(place.admin, place.token, pair))
+    return tell(arguments, found.as_json(), found.as_text())
 
 
 async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> Explanation:

@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.commands.admin_client import CommandFailed
-from gateway.commands.asking import Run, answer, group, time_text
+from gateway.commands.asking import Run, WrongUsage, answer, group, time_text
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -35,7 +34,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 def run_each(name: str) -> Run:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.all == (arguments.job is not None):
-            raise CommandFailed("expected the id of a dead job, or --all")
+            raise WrongUsage("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
         done = "tried again" if name == "retry" else "forgotten"
         return answer(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
+from gateway.commands.asking import say
 from gateway.config import Config
 from gateway.policy.schema import PolicyFile
 
@@ -12,6 +16,19 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "from the environment"}
 # Their values are schemas by name, not schemas: a key may be called `title` or `default`.
 _NAMED = ("properties", "$defs")
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `schema`. `commands`: argparse's subparsers."""
+    text = "Print the JSON Schema of policy files or of config.yaml, for editors."
+    command = commands.add_parser("schema", parents=[shared], help=text, description=text)
+    command.add_argument("kind", choices=("policy", "config"))
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    schema = policy_schema() if arguments.kind == "policy" else config_schema()
+    return say(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())
 
 
 def policy_schema() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.commands.admin_client import AdminClient, CommandFailed
-from gateway.commands.asking import answer, group, time_text
+from gateway.commands.admin_client import AdminClient
+from gateway.commands.asking import WrongUsage, answer, group, time_text
 
 ONCE = "this is the only time that it is shown: "
 COSTS = ("cost_per_day", "cost_per_month")
@@ -80,7 +80,7 @@ def run_change(arguments: argparse.Namespace) -> int:
     if arguments.no_limits:
         body["limits"] = []
     if not body:
-        raise CommandFailed("nothing is to change: expected an option such as --models or --expires")
+        raise WrongUsage("nothing is to change: expected an option such as --models or --expires")
     return _posted(arguments, "", body, show_text)
 
 

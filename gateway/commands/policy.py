@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
-from gateway.commands.asking import FAULT, GOOD, asked, group, say, tell
+from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, say, tell
 from gateway.config.load import load_config
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
@@ -123,7 +123,7 @@ def _line(version: Mapping[str, Any]) -> str:
 
 def run_diff(arguments: argparse.Namespace) -> int:
     if len(arguments.versions) > 2:
-        raise CommandFailed("expected at most two versions")
+        raise WrongUsage("expected at most two versions")
 
     async def ask(admin: AdminClient) -> int:
         keys = arguments.versions or [str((await admin.get("/admin/policy/history?limit=1"))["versions"][0]["version"])]

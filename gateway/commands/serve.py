@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import uvloop
 
 from gateway.app import Gateway, running
 from gateway.background import cancelled
+from gateway.commands.asking import GOOD, address
+from gateway.commands.signals import until_signalled
 from gateway.config.load import load_config
 from gateway.observing import logs
 from gateway.observing.access_log import AccessLog
@@ -21,6 +28,26 @@ from gateway.policy.upstream import upstream_config
 from gateway.policy_life.life import resume
 from gateway.policy_life.staging import staged_folder
 from gateway.written.units import Address
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `serve`. `commands`: argparse's subparsers."""
+    text = "Run the gateway until it is told to stop."
+    command = commands.add_parser("serve", parents=[shared], help=text, description=text)
+    command.add_argument("--upstream", metavar="URL", help="no config file: put the gateway before this one endpoint")
+    command.add_argument("--listen", metavar="HOST:PORT", type=address, help="instead of server.listen")
+    command.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
+    command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = {"listen": arguments.listen, "admin": arguments.admin, "log_level": arguments.log_level}
+    if arguments.upstream is not None:
+        uvloop.run(serve_upstream(arguments.upstream, os.environ, **options))
+    else:
+        uvloop.run(serve(arguments.config, os.environ, **options))
+    return GOOD
 
 
 async def serve(
@@ -38,6 +65,7 @@ async def serve(
         settle()
         announce(config.server.scheme, gateway.data_address, gateway.admin_address)
         await until_signalled()
+        logging.getLogger("nearhit").info("stopping")
 
 
 @asynccontextmanager
@@ -70,6 +98,7 @@ async def serve_upstream(
         settle()
         announce(config.server.scheme, gateway.data_address, gateway.admin_address)
         await until_signalled()
+        logging.getLogger("nearhit").info("stopping")
 
 
 def at(environ: Mapping[str, str], listen: Address | None, admin: Address | None) -> dict[str, str]:
@@ -96,18 +125,3 @@ def announce(scheme: str, data: tuple[str, int], admin: tuple[str, int]) -> None
     line = f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}"
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-async def until_signalled() -> None:
-    """Returns on SIGINT or SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        await stop.wait()
-        logging.getLogger("nearhit").info("stopping")
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(ValueError):
-                loop.remove_signal_handler(number)

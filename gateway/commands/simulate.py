@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gateway.commands.asking import tell
+from gateway.commands.progress import waiting
 from gateway.composition.parts import build_encoder
 from gateway.config import Config
 from gateway.config.load import load_config
@@ -22,8 +20,6 @@ from gateway.policy_life.staging import staged, staged_folder
 from gateway.traffic.job import done, job_of
 from gateway.traffic.report import as_text
 from gateway.written.faults import ConfigInvalid
-
-GOOD = 0
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -37,8 +33,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
         default="last-24h",
         help="last-24h, last-7d, ... or segments; default: last-24h",
     )
-    run: Callable[[argparse.Namespace], int] = run_simulate
-    command.set_defaults(command=run)
+    command.set_defaults(command=run_simulate)
 
 
 def run_simulate(arguments: argparse.Namespace) -> int:
@@ -46,9 +41,9 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, os.environ)
     present, new = staged_folder(config.policies, config), _policy(arguments.policy, config)
     job = job_of(config, present, new, arguments.traffic, time.time(), _embedder(config))
-    said = done(job).as_json()
-    sys.stdout.write((orjson.dumps(said).decode() if arguments.json else as_text(said)) + "\n")
-    return GOOD
+    with waiting("replaying", quiet=arguments.json):
+        said = done(job).as_json()
+    return tell(arguments, said, as_text(said))
 
 
 def _policy(path: Path, config: Config) -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import aiohttp
 import orjson
 
 from gateway.commands.admin_client import CommandFailed
+from gateway.commands.progress import Advance
 
 MAX_LINE = 10 * 2**20
 MAX_FAULTS = 10
 CONNECT_S, ANSWER_S = 5.0, 900.0
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(?:/(s|m|h))?", re.ASCII)
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +92,20 @@ def count_prompts(plan: Plan) -> int:
     return count
 
 
-async def warm(plan: Plan, total: int, progress: Progress) -> Summary:
+async def warm(plan: Plan, total: int, progress: Advance) -> Summary:
     """Raises `CommandFailed` where nobody listens."""
-    summary, done = Summary(), 0
+    summary = Summary()
     places = asyncio.Semaphore(plan.concurrency)
     begun = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
 
         async def send(path: str, body: bytes) -> None:
-            nonlocal done
             try:
                 await _send(session, plan, path, body, summary)
             finally:
                 places.release()
-            done += 1
-            progress(done, total)
+            progress(1)
 
         for i, (_, line) in enumerate(_lines(plan.file)):
             await asyncio.sleep(max(0.0, begun + i / plan.rate - time.monotonic()))

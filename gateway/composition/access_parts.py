@@ -18,10 +18,11 @@ from gateway.admin.audit import AuditTrail
 from gateway.admin.guard import Check, Entrance, Guard
 from gateway.admin.keys import KeysHandler
 from gateway.background import run_within
-from gateway.composition.parts import StartFailed, Stores, secret
+from gateway.composition.parts import Stores
 from gateway.config import Auth, Config
 from gateway.config.auth import Oidc
-from gateway.errors import Unauthorized
+from gateway.config.environ import secret
+from gateway.errors import StartFailed, Unauthorized
 from gateway.jobs.targets import TargetRefused
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Stage

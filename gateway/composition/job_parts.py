@@ -13,9 +13,11 @@ from aiohttp import web
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.webhook_client import WebhookClient
 from gateway.admin.jobs import JobsHandler
-from gateway.composition.parts import StartFailed, Stores, secret
+from gateway.composition.parts import Stores
 from gateway.config import Config, OpenAIBackendConfig
+from gateway.config.environ import secret
 from gateway.config.jobs import Jobs as JobsConfig
+from gateway.errors import StartFailed
 from gateway.jobs.announcements import Announcements
 from gateway.jobs.batch_driver import BatchDriver
 from gateway.jobs.deliveries import Deliveries

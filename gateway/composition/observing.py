@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack
 from urllib.parse import unquote
 
 from gateway.composition.chains import Parts
-from gateway.composition.parts import StartFailed, secret
 from gateway.config import Config
+from gateway.config.environ import secret
+from gateway.errors import StartFailed
 from gateway.observing.access_log import AccessLog, LogShares
 from gateway.observing.decisions import Decisions
 from gateway.observing.observer import Observer

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import importlib
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
@@ -39,6 +39,7 @@ from gateway.cache.removal import Bans
 from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
 from gateway.config.schema import EmbeddingModel, Server
+from gateway.errors import StartFailed
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
 from gateway.modelkit.files import MODEL, default_model_dir
 from gateway.observing.telemetry import Telemetry
@@ -51,10 +52,6 @@ from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
 SHARED_FRONT_MAX_AGE_S = 5.0
-
-
-class StartFailed(Exception):
-    """The gateway cannot start; the message is one sentence for the operator."""
 
 
 class DataDirLock:
@@ -183,15 +180,6 @@ def build_complexity(embedder: str) -> ComplexityModel:
         return ComplexityModel(complexity.load_weights(), embedder)
     except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
-
-
-def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
-    if variable is None:
-        return None
-    value = environ.get(variable, "")
-    if not value:
-        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
-    return value
 
 
 async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:

@@ -16,8 +16,8 @@ from gateway.adapters.triton_backend import TritonBackend
 from gateway.backends.lane import Lane, Upstream
 from gateway.backends.pool import Pool, PoolRules
 from gateway.calling.batching import Batching
-from gateway.composition.parts import secret
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.environ import secret
 from gateway.config.upstreams import GrpcUpstream, HttpUpstream
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Backend, Clock

@@ -10,6 +10,7 @@ from typing import Any, get_origin
 
 from gateway.config.backends import section_of
 from gateway.config.schema import Config
+from gateway.errors import StartFailed
 from gateway.written.faults import Fault, KeyPath, closest
 from gateway.written.validation import Section
 from gateway.written.yaml_scalars import ScalarInvalid, resolve_scalar
@@ -58,6 +59,15 @@ def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Overrid
 def environment_fault(name: str, message: str) -> Fault:
     """A fault of a variable; the environment has no lines."""
     return Fault("environment", 0, (name,), message)
+
+
+def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+    if variable is None:
+        return None
+    value = environ.get(variable, "")
+    if not value:
+        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
+    return value
 
 
 def _settings(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]:

@@ -14,10 +14,11 @@ import aiohttp
 import orjson
 
 from gateway.app import Gateway, running
-from gateway.commands.serve import following, until_signalled
-from gateway.composition.parts import StartFailed
+from gateway.commands.serve import following
+from gateway.commands.signals import until_signalled
 from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
+from gateway.errors import StartFailed
 from gateway.modelkit.files import default_model_dir
 from gateway.observing import logs
 from gateway.policy_life.staging import staged_folder

@@ -11,9 +11,9 @@ import orjson
 from gateway.admin.explain import PATH, Pair, explain_pair, pair_from, route_of
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.explained import ExplainedPair
-from gateway.composition.parts import StartFailed, build_embedder, build_verifier
+from gateway.composition.parts import build_embedder, build_verifier
 from gateway.config.load import load_config
-from gateway.errors import BadRequest, EmbedderUnavailable
+from gateway.errors import BadRequest, EmbedderUnavailable, StartFailed
 from gateway.policy.load import load_policy
 
 WAIT_S = 30.0  # for a running gateway's answer

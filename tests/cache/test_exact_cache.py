@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.composition.parts import StartFailed
+from gateway.errors import StartFailed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config

@@ -117,9 +117,9 @@ async def test_on_a_terminal_all_asks_first(served: Served, nearhit: Nearhit, mo
     assert (await nearhit("purge", "--all", "--yes", admin=served.admin_url))[2] == ""
 
 
-async def test_what_is_wrong_is_one_sentence_and_exit_code_1(served: Served, nearhit: Nearhit, tmp_path: Path) -> None:
+async def test_what_is_wrong_is_one_sentence_and_an_exit_code(served: Served, nearhit: Nearhit, tmp_path: Path) -> None:
     code, _, err = await nearhit("purge")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     assert "nothing says what is meant" in err
     code, _, err = await nearhit("stats", admin="http://127.0.0.1:9")
     assert (code, err.count("\n")) == (1, 1)
@@ -330,7 +330,7 @@ async def test_warming_stores_what_is_asked_and_says_what_came_of_it(
     code, out, err = await nearhit(*arguments, admin=served.admin_url)
     assert code == 1
     assert out == "2 stored, 1 hits, 1 not stored, 1 failed (the first one: status 400)\n"
-    assert err.splitlines()[-1] == "5/5"
+    assert err == ""  # it took no time
     assert {call.json["model"] for call in upstream.chats} == {"default", "big"}
     assert (await served.chat("alpha", model="default")).cache_status.startswith("nearhit; hit; detail=exact")
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.cli import build_parser, main
 from gateway.commands.completion import SHELLS
-
-
-def commands(parser: argparse.ArgumentParser, name: str = "nearhit") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every command that can be run, by its whole name."""
-    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not inner:
-        yield name, parser
-    for action in inner:
-        for word, command in action.choices.items():
-            yield from commands(command, f"{name} {word}")
+from gateway.commands.manual import tree
 
 
 def completed(script: Path, *words: str) -> set[str]:
@@ -70,18 +59,9 @@ def test_each_script_is_one_that_its_shell_reads(
 
 
 def test_every_command_takes_a_configuration_and_speaks_json() -> None:
-    found = dict(commands(build_parser()))
-    assert len(found) > 15
-    for name, command in found.items():
+    for name, command in tree(build_parser()):
         options = {option for action in command._actions for option in action.option_strings}
-        assert {"--config", "--json", "--help"} <= options, name
-
-
-def test_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    assert "exit codes: 0 good, 1 a fault was found, 2 wrong usage, 130 interrupted" in capsys.readouterr().out
+        assert command.get_default("command") is None or {"--config", "--json", "--help"} <= options, name
 
 
 def test_a_command_without_its_argument_exits_with_2() -> None:

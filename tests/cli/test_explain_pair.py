@@ -66,7 +66,7 @@ def test_a_route_that_is_not_there_is_one_sentence(config: list[str], capsys: py
 )
 def test_half_of_either_form_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *arguments]) == 2
-    assert "usage: nearhit explain REQUEST.json" in capsys.readouterr().err
+    assert "expected REQUEST.json" in capsys.readouterr().err
 
 
 async def test_a_running_gateway_gives_the_same_answer(

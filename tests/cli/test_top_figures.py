@@ -30,6 +30,7 @@ def report(now: float, counts: dict[str, int] | None = None, *, started: float =
         "dollars_saved": 0.0,
         "store_breaker": "closed",
         "index_ready": True,
+        "migration": {},
         "backends": {},
         "routing": [],
         "quality": [],

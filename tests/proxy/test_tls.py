@@ -14,7 +14,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from gateway.composition.parts import StartFailed
+from gateway.errors import StartFailed
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

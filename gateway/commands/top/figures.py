@@ -62,6 +62,7 @@ class Figures:
     dollars_saved: float
     store_breaker: str
     index_ready: bool
+    migration: Mapping[str, float]  # entries `done`, `left`, `skipped`: embedded anew; empty where none is
     verdicts: Mapping[str, OfVerdict]
     backends: Mapping[str, OfBackend]
     routes: Mapping[str, OfRoute]
@@ -92,6 +93,7 @@ def figures(now: Report, before: Report | None) -> Figures:
         dollars_saved=now["dollars_saved"],
         store_breaker=now["store_breaker"],
         index_ready=now["index_ready"],
+        migration=now["migration"],
         verdicts={v: _of_verdict(v, count, requests, seconds, now, before) for v, count in counts.items()},
         backends={name: _of_backend(one) for name, one in now["backends"].items()},
         routes=_routes(now),

@@ -65,6 +65,9 @@ def _trouble(figures: Figures) -> Iterator[Line]:
         yield Line(f"the last policy was refused, with {figures.policy_faults} faults: see `nearhit check`", Tone.BAD)
     if not figures.index_ready:
         yield Line("the index is still being read: not every question is found by similarity")
+    if left := figures.migration.get("left"):
+        done = figures.migration.get("done", 0.0)
+        yield Line(f"embedding anew, for another model: {done:,.0f} of {done + left:,.0f} entries are done")
 
 
 def drawn(shown: Sequence[Line], columns: int, rows: int | None, *, colour: bool) -> str:

@@ -1,0 +1,77 @@
+"""How far long work is: on a terminal, elsewhere, and beside --json."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Iterator
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.commands import progress
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.ours
+
+    ours = -1
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    shown = Terminal()
+    ours, theirs = pty.openpty()
+    shown.ours = theirs  # whose size is asked for
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=shown))
+    monkeypatch.setenv("TERM", "xterm")
+    yield shown
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_terminal_has_a_bar_without_colours(terminal: Terminal) -> None:
+    with progress.counted("warming", 2, "prompts", quiet=False) as done:
+        done(1)
+        done(1)
+    said = terminal.getvalue()
+    assert "warming: 100%" in said and "2/2" in said
+    assert "\x1b[3" not in said
+
+
+def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal) -> None:
+    with progress.steps(quiet=False) as step:
+        step("downloading")
+        step("exporting")
+    assert "downloading  00:00" in terminal.getvalue() and "exporting  00:00\n" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("why", ["json", "dumb", "file"])
+def test_nothing_is_drawn_where_that_is_not_wanted(
+    why: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    if why == "file":
+        monkeypatch.setattr(terminal, "isatty", lambda: False)
+    quiet = why == "json"
+    with progress.counted("x", 2, "y", quiet=quiet) as done, progress.waiting("z", quiet=quiet):
+        done(2)
+    assert terminal.getvalue() == ""
+    with progress.steps(quiet=quiet) as step:
+        step("downloading")
+    assert terminal.getvalue() == ("" if quiet else "downloading\n")
+
+
+def test_elsewhere_there_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 1.0, 5.0, 5.0, 6.0])
+    advance = progress._lines("warming", 9, "prompts", lambda: next(times))
+    advance(1)
+    advance(2)
+    advance(1)
+    assert capsys.readouterr().err == "warming: 3/9 prompts\n"
