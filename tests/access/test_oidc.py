@@ -23,9 +23,9 @@ from gateway.adapters.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks
 from gateway.errors import Overloaded, StartFailed
 from gateway.jobs.targets import TargetRefused
 from tests.access.issuer import Issuer, issuing
-from tests.access.keys import CACHED, admin, bearer
+from tests.access.keys import admin, bearer
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
 ROLES = {"admin": ["platform"], "operate": ["sre", "on-call"]}
@@ -41,7 +41,7 @@ async def issuer() -> AsyncIterator[Issuer]:
 async def trusting(tmp_path: Path, upstream: Upstream, issuer: Issuer, **more: Any) -> AsyncIterator[Served]:
     oidc = {"issuer": issuer.url, "audience": "nearhit", "roles": ROLES, "private_hosts": ["127.0.0.1"], **more}
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, auth={"oidc": oidc})
-    async with gateway_of(config, CACHED) as served:
+    async with gateway_of(config, EXACT_CACHE) as served:
         yield served
 
 
@@ -141,7 +141,7 @@ async def test_an_issuers_new_key_is_found_and_unknown_names_cost_it_little(
     clock = FakeClock()
     oidc = {"issuer": issuer.url, "audience": "nearhit", "roles": ROLES, "private_hosts": ["127.0.0.1"]}
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, auth={"oidc": oidc})
-    async with gateway_of(config, CACHED, clock=clock) as served:
+    async with gateway_of(config, EXACT_CACHE, clock=clock) as served:
         assert (await whoami(served, issuer.token()))[0] == 200
         issuer.rotate("two", "ES256")
         assert (await whoami(served, issuer.token("two")))[0] == 401, "asked a moment ago"
