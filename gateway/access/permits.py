@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from urllib.parse import unquote
 
 from gateway.access.roles import Role
 from gateway.errors import Forbidden
@@ -30,14 +31,20 @@ class Permit:
     until: float | None = None  # wall clock, seconds
     generation: int = CONFIGURED
 
-    def check_model(self, model: str | None, path: str) -> None:
+    def check_model(self, model: str | None, method: str, path: str) -> None:
         """`model` None: no dialect knows the request. Raises `Forbidden`."""
-        if not self.models or (model is None and path.startswith(ABOUT)):
+        if not self.models or (model is None and _about(method, path)):
             return
         if model is None:
             raise Forbidden(f"this API key is for the models {_listed(self.models)}, and this path does not name one")
         if not any(fnmatchcase(model, glob) for glob in self.models):
             raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")
+
+
+def _about(method: str, path: str) -> bool:
+    """Whether it only asks what there is. What a backend may take for another path is none of it."""
+    within = any(path == about or path.startswith(about + "/") for about in ABOUT)
+    return method in ("GET", "HEAD") and within and not {".", ".."} & set(unquote(path).split("/"))
 
 
 def _listed(globs: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def _check_model(request: Request, call: Call | None) -> None:
     """Before anything is looked up: what a tenant has stored is not every key's of it. Raises `Forbidden`."""
     permit = request.trace.permit
     if permit is not None:
-        permit.check_model(None if call is None else call.model, request.path)
+        permit.check_model(None if call is None else call.model, request.method, request.path)
 
 
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
