@@ -218,7 +218,15 @@ async def pictures(browser: Browser, served: Served, folder: Path) -> None:
             name = f"dashboard-{view}{'-dark' if theme == 'dark' else ''}.png"
             page = await opened(browser, served, view + ("?span=7d" if view == "overview" else ""), theme)
             await asyncio.sleep(1.0)  # what is drawn after the first figures
-            await traffic(served, random.Random(5), 24) if view == "live" else None
+            if view == "live":
+                await traffic(served, random.Random(5), 24)
+            if view == "policy":
+                await page.get_by_label("Policy file").fill(
+                    POLICY.replace("ttl: 24h", "ttl: 12h").replace("30%", "130%")
+                )
+                await page.locator(".faults li").first.wait_for()
+            if view == "entries":
+                await page.get_by_role("button", name="Look at").first.click()
             await asyncio.sleep(0.6)
             await page.screenshot(path=folder / name, full_page=view == "overview")
             await page.close()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -18,7 +19,7 @@ from gateway.admin.answers import NO_STORE, answered
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observing.series import levels, since, told, totals
 from gateway.observing.telemetry import Telemetry
-from gateway.observing.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, is_level
+from gateway.observing.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, Window, is_level
 from gateway.ports import Clock
 from gateway.ports.timeline import Slot, TimelineStore
 
@@ -109,14 +110,16 @@ class Chronicle:
         span = request.query.get("span", "1h")
         if span not in SPANS:
             raise BadRequest(f"span: expected one of: {', '.join(SPANS)}")
+        self.record()
         resolution, slots = SPANS[span]
         now = self._clock.wall()
-        body = {"span": span, "now": now, **told(self._timeline.window(resolution, slots, now))}
-        return web.Response(
-            body=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
-            content_type="application/json",
-            headers=NO_STORE,
-        )
+        window = self._timeline.window(resolution, slots, now)  # a copy, so that another thread may work it out
+        body = await asyncio.to_thread(_written, {"span": span, "now": now}, window)
+        return web.Response(body=body, content_type="application/json", headers=NO_STORE)
+
+
+def _written(about: Mapping[str, Any], window: Window) -> bytes:
+    return orjson.dumps({**about, **told(window)}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -55,7 +55,8 @@ class Page:
 
 
 def is_page(path: str) -> bool:
-    return path == PATH or path.startswith(PATH + "/")
+    """Its files, and the way to them."""
+    return path in ("/", PATH) or path.startswith(PATH + "/")
 
 
 def chart_files() -> Mapping[str, bytes]:

@@ -9,7 +9,6 @@ from gateway.access.roles import Role
 USE, OPERATE, ADMIN = Role.USE, Role.OPERATE, Role.ADMIN
 
 ROLES: Mapping[str, Role] = {
-    "GET /": OPERATE,
     "GET /metrics": OPERATE,
     "GET /admin/whoami": USE,
     "GET /admin/stats": OPERATE,

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.admin.page import is_page
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import connected
@@ -97,7 +98,7 @@ REFUSED = ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer x{TOKEN}", TOKE
 REFUSED += [basic("u:wrong"), basic(TOKEN), basic(f"{TOKEN}:"), "Basic " + base64.b64encode(b"\xff\xfe:x").decode()]
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path != "/dashboard"])
+@pytest.mark.parametrize("path", [path for path in PATHS if not is_page(path)])
 async def test_without_the_token_nothing_is_shown(guarded: Served, path: str) -> None:
     assert (await get(guarded, path)).status == 401
     for authorization in REFUSED:
@@ -113,6 +114,7 @@ async def test_the_dashboards_files_need_no_token_and_hold_no_figures(guarded: S
     assert answer.status == 200
     assert "script-src 'self';" in answer.headers["Content-Security-Policy"]
     assert guarded.gateway.policy.hash.encode() not in answer.body
+    assert (await get(guarded, "/")).status == 302
     again = await get(guarded, "/dashboard", If_None_Match=answer.headers["ETag"])
     assert (again.status, again.body) == (304, b"")
     for path in ("/dashboard/../stats.py", "/dashboard/%2e%2e/stats.py", "/dashboard/none.js"):

@@ -139,7 +139,7 @@ async def test_a_lost_connection_is_said_and_found_again(shown: Shown) -> None:
     await shown.open()
     await shown.page.route("**/admin/stats", lambda route: route.abort())
     await shown.page.clock.run_for(2000)
-    await expect(shown.page.locator("#alert-lost")).to_contain_text("the gateway cannot be reached")
+    await expect(shown.page.locator("#alert-lost")).to_contain_text("The gateway cannot be reached")
     await expect(shown.page.locator("#live")).to_have_text("connection lost")
     await shown.page.unroute("**/admin/stats")
     await shown.page.clock.run_for(2000)

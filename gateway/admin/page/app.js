@@ -76,6 +76,7 @@ function signIn(why) {
   mark($("live"), "signed out", "idle");
   const field = el("input", { type: "password", id: "token", autocomplete: "current-password", required: true });
   const form = el("form", { on: { submit: (event) => { event.preventDefault(); keepToken(field.value.trim()); begin(); } } },
+    el("input", { type: "text", autocomplete: "username", value: "nearhit admin", hidden: true }), // for what keeps passwords
     el("label", { class: "field", for: "token" }, "Token of the admin port", field),
     el("button", { type: "submit", class: "primary" }, "Sign in"));
   const box = el("section", { class: "card login", "aria-label": "Sign in" },
@@ -123,8 +124,8 @@ function connection(error) {
   if (error) mark($("live"), "connection lost", "bad");
   else mark($("live"), "live", "good");
   const gone = error ? [{ id: "alert-lost", level: "bad", title: "No connection to the gateway",
-    text: `${error.message}. The figures are those of before; it is tried again every ${POLL_MS / 1000} seconds.` }] : [];
-  alerts([...gone, ...(stats ? troubles(stats) : [])]);
+    text: `${error.message[0].toUpperCase()}${error.message.slice(1)}. The figures are those of before; it is tried again every ${POLL_MS / 1000} seconds.` }] : [];
+  alerts(error ? gone : troubles(stats)); // what was wrong before may not be any more
   retitle();
 }
 
@@ -145,7 +146,9 @@ async function poll() {
 }
 
 async function begin() {
-  const asked = get("/admin/whoami").catch(() => null); // a gateway without roles does not know it
+  // A wrong token counts as one guess, not as two: with one the second question waits for the first.
+  const whoami = () => get("/admin/whoami").catch(() => null);
+  const asked = hasToken() ? null : whoami();
   try {
     stats = await get("/admin/stats", { patience: PATIENCE_MS });
   } catch (error) {
@@ -158,7 +161,7 @@ async function begin() {
     setTimeout(begin, POLL_MS);
     return;
   }
-  who = await asked;
+  who = await (asked || whoami());
   signed = true;
   $("nav").hidden = $("states").hidden = false;
   $("sign-out").hidden = !hasToken();

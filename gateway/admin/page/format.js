@@ -6,7 +6,7 @@ const pad = (n) => String(n).padStart(2, "0");
 const known = (n) => n !== null && n !== undefined && !Number.isNaN(n);
 
 export const count = (n) => (!known(n) ? "–" : n < 1e6 ? whole.format(Math.round(n)) : compact.format(n));
-export const short = (n) => (!known(n) ? "–" : n < 10 && n % 1 ? n.toFixed(1) : compact.format(n));
+export const short = (n) => (!known(n) ? "–" : n < 1 && n % 1 ? String(Number(n.toFixed(2))) : n < 10 && n % 1 ? n.toFixed(1) : compact.format(n));
 export const percent = (part, digits = 1) => (known(part) ? `${(100 * part).toFixed(digits)} %` : "–");
 export const dollars = (n) => (known(n) ? "$" + (n < 10 && n > 0 ? n.toFixed(n < 0.1 ? 4 : 2) : whole.format(Math.round(n))) : "–");
 export const ms = (n) => (!known(n) ? "–" : n < 10 ? n.toFixed(2) : n < 100 ? n.toFixed(1) : whole.format(Math.round(n)));

@@ -10,6 +10,8 @@ export function troubles(stats) {
   if (faults.length) found.push({ id: "alert-policy", level: "bad", title: "The policy on disk was rejected", text: `${plural(faults.length, "fault", "faults")}. Policy ${stats.policy.hash}, the last good one, stays in force until the files are right; nearhit check finds every fault at once.`, list: faults });
   if (stats.store_breaker === "half_open") found.push({ id: "alert-store-tried", level: "warn", title: "The store is being tried again", text: "It did not answer; requests went on without it." });
   else if (stats.store_breaker !== "closed") found.push({ id: "alert-store", level: "bad", title: "The store does not answer", text: "Requests go on without it: what is not kept in process is a miss. It is tried again by itself; see that store.url can be reached." });
-  for (const [name, b] of Object.entries(stats.backends)) if (b.breaker !== "closed") found.push({ id: "alert-backend-" + name, level: "warn", title: `Backend ${name} keeps failing`, text: `Its circuit breaker is ${breaker(b.breaker)[0]}. A route's other tier, where it has one, takes over.` });
+  const failing = Object.entries(stats.backends).filter(([, b]) => b.breaker !== "closed");
+  if (failing.length) found.push({ id: "alert-backends", level: "warn", title: "Backends keep failing", text: "A route's other tier, where it has one, takes over.",
+    list: failing.map(([name, b]) => `${name}: its circuit breaker is ${breaker(b.breaker)[0]}`) });
   return found;
 }

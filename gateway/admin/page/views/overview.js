@@ -10,7 +10,7 @@ import { wrongHits } from "./wrong_hits.js";
 
 export const title = "Overview";
 const SPANS = [["1h", "1 h"], ["6h", "6 h"], ["24h", "24 h"], ["7d", "7 days"], ["30d", "30 days"]];
-const EVERY_MS = { "1h": 5000, "6h": 30000, "24h": 30000, "7d": 60000, "30d": 60000 };
+const EVERY_MS = { "1h": 4000, "6h": 30000, "24h": 30000, "7d": 60000, "30d": 60000 };
 const VERDICTS = ["exact", "semantic", "stale", "coalesced", "miss", "bypass"];
 const SECONDS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 2592000];
 const SAVED = { backend_s: ["Backend time", duration], tokens: ["Tokens", short], dollars: ["Dollars", dollars] };
