@@ -20,7 +20,7 @@ from gateway.adapters.http_headers import (
     request_headers,
     translated_headers,
 )
-from gateway.adapters.http_session import Connection
+from gateway.adapters.http_session import ASKED, Connection
 from gateway.adapters.http_tensors import about_a_model, in_stored_form
 from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
@@ -182,18 +182,11 @@ class HttpBackend(Gated):
         else:
             data = request.source.stream()
             target = about_a_model(target, self._models) if self.speaks == "kserve" else target
-        connection = Connection()
-        attempt = partial(
-            self._session.request,
-            method,
-            self.url(target, query),
-            headers=headers,
-            data=data or None,
-            allow_redirects=False,
-            trace_request_ctx=connection,
-        )
+        url, connection = self.url(target, query), Connection()
         uploads = call is None and data is not None
         limit = self._timeouts.total if uploads else self._timeouts.first_byte
+        attempt = partial(self._session.request, method, url, headers=headers, data=data or None, allow_redirects=False)
+        ASKED.set(connection)
         try:
             async with asyncio.timeout(limit):
                 try:

@@ -41,7 +41,8 @@ class Exchange:
             return Response(response.status, headers, EventStream(Guarded(self._events(first), self.close)))
         if not parse:
             return Response(response.status, headers + self._length(), self._opaque(first))
-        data, complete = await self._collect(first)
+        here = response.content.at_eof()  # as a rule a short answer comes whole, with its head
+        data, complete = (first, True) if here else await self._collect(first)
         if not complete:
             return Response(response.status, headers, ByteStream(Guarded(self._bytes(data), self.close)))
         self.close()

@@ -6,8 +6,7 @@ import time
 
 
 class SystemClock:
-    def wall(self) -> float:
-        return time.time()
+    """The system's own functions, not wrapped: a miss reads the clock some ten times."""
 
-    def monotonic(self) -> float:
-        return time.perf_counter()
+    wall = staticmethod(time.time)
+    monotonic = staticmethod(time.perf_counter)

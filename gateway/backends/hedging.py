@@ -33,20 +33,20 @@ class Asked:
 
 
 class Hedging:
-    """Of one backend. `rules` None: no call is hedged; nor is one where there is no other upstream."""
+    """Of one backend with several upstreams."""
 
-    def __init__(self, rules: HedgeRules | None, lanes: Sequence[Lane], clock: Clock, telemetry: Telemetry) -> None:
-        self._rules = rules if len(lanes) > 1 else None
+    def __init__(self, rules: HedgeRules, lanes: Sequence[Lane], clock: Clock, telemetry: Telemetry) -> None:
+        self._rules = rules
         self._lanes = lanes
         self._clock = clock
         self._telemetry = telemetry
-        self._budget = HedgeBudget(0.0 if rules is None else rules.budget)
+        self._budget = HedgeBudget(rules.budget)
 
     def delay_s(self, lane: Lane, request: Request) -> float | None:
         """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
         each call, before it is sent: the budget grows by it."""
         asked = asked_of(request.call, request.route)
-        if self._rules is None or asked is None or not hedgeable(request.call, unasked=request.unasked):
+        if asked is None or not hedgeable(request.call, unasked=request.unasked):
             return None
         self._budget.asked()
         now, until = self._clock.monotonic(), request.due

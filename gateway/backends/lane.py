@@ -22,7 +22,7 @@ from gateway.routing.breaker import Breaker, State
 from gateway.routing.latency import Asked, LatencyBook, Prediction
 from gateway.routing.naming import ModelNames
 from gateway.routing.outliers import Record
-from gateway.routing.waits import Waits, wait_s
+from gateway.routing.waits import Waits, limits_in, wait_s
 
 FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S = 5, 5.0, 60.0
 CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb
@@ -91,7 +91,13 @@ class Lane:
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
         """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
-        return None if call is None else self._paces.setdefault((call.operation, call.stream), PeakEwma())
+        if call is None:
+            return None
+        kind = call.operation, call.stream
+        pace = self._paces.get(kind)
+        if pace is None:
+            pace = self._paces[kind] = PeakEwma()
+        return pace
 
     def slowest_s(self) -> float | None:
         """What the slowest kind of call takes. None: nothing is known yet."""
@@ -135,11 +141,13 @@ class Lane:
     async def _first_byte(self, request: Request, sent: _Sent, patience_s: float | None) -> Response:
         name, telemetry = self.backend.name, self._telemetry
         try:
-            with request.trace.span("upstream"):
-                response = await self._answer(request, patience_s)
+            try:
+                response = await (self.backend.send(request) if patience_s is None else self._soon(request, patience_s))
+            finally:
+                request.trace.since("upstream", sent.at)
         except BackendError as error:
             if failed(error):
-                self._fared(sent, ok=False)
+                self._fared(sent, self._clock.monotonic(), ok=False)
             if isinstance(error, ModelDown):
                 self.breaker.eject(self._clock.monotonic())
             telemetry.backend_requests.add(name, outcome_of(error))
@@ -147,7 +155,7 @@ class Lane:
         sent.first = now = self._clock.monotonic()
         telemetry.backend_ttft_seconds.observe(now - sent.at, name)
         telemetry.backend_requests.add(name, str(response.status))
-        self._fared(sent, ok=response.status < 500)
+        self._fared(sent, now, ok=response.status < 500)
         self._heed(request, response, now)
         if sent.noted is not None:
             sent.noted.answered(now, response)
@@ -161,17 +169,14 @@ class Lane:
         sent.told = True
         return response
 
-    async def _answer(self, request: Request, patience_s: float | None) -> Response:
-        if patience_s is None:
-            return await self.backend.send(request)
+    async def _soon(self, request: Request, patience_s: float) -> Response:
         try:
             async with asyncio.timeout(patience_s):
                 return await self.backend.send(request)
         except TimeoutError:
             raise GivenUp(f"backend '{self.backend.name}' took too long for the request's deadline") from None
 
-    def _fared(self, sent: _Sent, *, ok: bool) -> None:
-        now = self._clock.monotonic()
+    def _fared(self, sent: _Sent, now: float, *, ok: bool) -> None:
         self.record.add(ok=ok, now=now)
         if ok:
             self.breaker.succeeded(asked_at=sent.at)
@@ -183,8 +188,8 @@ class Lane:
 
     def _heed(self, request: Request, response: Response, now: float) -> None:
         """An account's limits are of that account; what an upstream cannot do at all (503) is the same for all."""
-        headers = {name.lower(): value for name, value in response.headers}
-        seconds = wait_s(response.status, headers, self._clock.wall())
+        limits = limits_in(response.headers)
+        seconds = wait_s(response.status, limits, self._clock.wall()) if limits else 0.0
         if seconds > 0:
             account = "" if self.upstream.own_account or response.status == 503 else request.tenant
             self._waits.add(account, now + seconds)
@@ -210,8 +215,9 @@ class Lane:
         sent.told = True
         if not ok or sent.asked is None:
             return
+        streamed = pieces > 0
         self.latency.observe(
-            replace(sent.asked, stream=pieces > 0),
+            sent.asked if sent.asked.stream is streamed else replace(sent.asked, stream=streamed),
             load=sent.load,
             ttft_s=first - sent.at,
             total_s=now - sent.at,

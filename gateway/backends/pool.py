@@ -58,7 +58,9 @@ class Pool:
         self._rules = rules
         self._draw = draw
         self._budget = RetryBudget(rules.retry_share)
-        self._hedging = Hedging(rules.hedge, self.lanes, clock, telemetry)
+        self._lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
+        hedged = rules.hedge is not None and len(self.lanes) > 1
+        self._hedging = Hedging(rules.hedge, self.lanes, clock, telemetry) if rules.hedge and hedged else None
 
     @property
     def http(self) -> bool:
@@ -91,8 +93,10 @@ class Pool:
 
     def wait_s(self, request: Request) -> float:
         """How long it would wait for a place, as it looks now."""
+        if self._lone is not None:
+            return self._lone.backend.wait_s(request.priority)
         now = self._clock.monotonic()
-        return min(lane.backend.wait_s(request.priority) for lane in _in_service(self.lanes, now))
+        return min([lane.backend.wait_s(request.priority) for lane in _in_service(self.lanes, now)])
 
     def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
@@ -117,7 +121,13 @@ class Pool:
         lane = self._first(request, now)
         tried, retries = [lane], 0
         while True:
-            came = await self._ask(lane, request, tried, retries)
+            if self._hedging is None or retries:  # once, not for each retry
+                outcome = await self._ask(lane, request, tried, retries)
+                if not retries and isinstance(outcome, Response) and outcome.status < 400:
+                    return outcome  # as a rule: nothing to tell, nobody else to ask
+                came = [AskedOf(lane, outcome)]
+            else:
+                came = await self._hedged(self._hedging, lane, request, tried)
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
             lane, outcome = came[-1].lane, came[-1].outcome
             tried += [each.lane for each in came if each.lane not in tried]
@@ -155,25 +165,31 @@ class Pool:
         for lane in self.lanes:
             await lane.backend.close()
 
-    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
-        """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
+    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
+        lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
+        patience_s = None if self._lone is not None else self._patience_s(request, {*tried, lane}, retries)
+        try:
+            return await lane.call(request, patience_s)
+        except BackendError as error:
+            return error
 
-        async def ask(lane: Lane, request: Request) -> Outcome:
-            lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
-            try:
-                return await lane.call(request, self._patience_s(request, {*tried, lane}, retries))
-            except BackendError as error:
-                return error
-
-        delay_s = None if retries else self._hedging.delay_s(lane, request)
+    async def _hedged(self, hedging: Hedging, lane: Lane, request: Request, tried: Sequence[Lane]) -> list[AskedOf]:
+        """An upstream, and a second one meanwhile where the call is hedged."""
+        delay_s = hedging.delay_s(lane, request)
         if delay_s is None:
-            return [AskedOf(lane, await ask(lane, request))]
-        return await self._hedging.asked(
-            ask, lane, request, delay_s, lambda others: self._chosen(request, others, self._clock.monotonic())
+            return [AskedOf(lane, await self._ask(lane, request, tried, 0))]
+        return await hedging.asked(
+            lambda lane, request: self._ask(lane, request, tried, 0),
+            lane,
+            request,
+            delay_s,
+            lambda others: self._chosen(request, others, self._clock.monotonic()),
         )
 
     def _first(self, request: Request, now: float) -> Lane:
         """Raises `RateLimited`."""
+        if self._lone is not None and not self._lone.told_to_wait_s(request.tenant, now):
+            return self._lone  # whatever its breaker says: somebody has to answer
         askable = [lane for lane in self.lanes if not lane.told_to_wait_s(request.tenant, now)]
         if not askable:
             soonest = min(lane.told_to_wait_s(request.tenant, now) for lane in self.lanes)

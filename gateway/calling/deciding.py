@@ -65,11 +65,14 @@ class Deciding:
         self._complexity = complexity
         self._draw = draw
         self._divided = any(tier.parts for tier in route.target.tiers)
+        self._sole = only(route.target.tiers[0].backend) if _has_no_choice(route.target) else None
 
     def decide(self, request: Request) -> Decision:
         """Writes complexity, wish and outlook into the trace. What passes through, and embeddings, of which those of
         two models cannot be mixed, go to the best tier's largest part that speaks of such, and to nobody else."""
         target, call = self._route.target, request.call
+        if self._sole is not None and (call is None or not request.bounded):
+            return self._sole
         best = target.tiers[-1].backend
         if call is None:
             return only(self._passing(request, target) or best)
@@ -156,3 +159,9 @@ class Deciding:
             None if request.ttft_deadline is None else request.ttft_deadline - now,
             request.tpot_s,
         )
+
+
+def _has_no_choice(target: Target) -> bool:
+    """Whether it is one backend, whatever is asked: then only a budget has to be held against anything."""
+    (first, *more) = target.tiers
+    return not (more or first.parts or target.fallback or target.cascade)

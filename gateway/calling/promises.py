@@ -31,9 +31,7 @@ class Promises:
 
     def of(self, request: Request, route: Route, *, promised: bool) -> Promise | None:
         """To be told what becomes of this request; None where it has no budget."""
-        if request.call is None or (
-            request.deadline is None and request.ttft_deadline is None and request.tpot_s is None
-        ):
+        if request.call is None or not request.bounded:
             return None
         return Promise(request, self.sureness(route), self._clock, self._telemetry, promised=promised)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,8 @@ def _ask(route: Route, parts: Parts, deciding: Deciding) -> Ask:
         trials = Trials(rule, asking, checks)
         return Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, _told(parts)).answer
 
-    async def ask(request: Request, decision: Decision) -> Answered:
-        return await asking.first_answer(request, decision.backends)
+    def ask(request: Request, decision: Decision) -> Awaitable[Answered]:
+        return asking.first_answer(request, decision.backends)
 
     return ask
 

@@ -56,6 +56,7 @@ class DataPort:
         self._config = config
         self._front = front
         self._cors = CrossOrigin(config.cors)
+        self._fits = bool(config.cors.origins) or config.compress
         self._table = table
         self._clock = clock
         self._health = health
@@ -101,7 +102,7 @@ class DataPort:
             return refusal(400, "Transfer-Encoding: expected chunked alone")
         if path in ("/healthz", "/readyz") and http.method in ("GET", "HEAD"):
             return await self._report(path)
-        preflight = self._cors.preflight(http.method, http.headers)
+        preflight = self._cors.preflight(http.method, http.headers) if http.method == "OPTIONS" else None
         if preflight is not None:
             return web.Response(status=204, headers=preflight)
         request_id, table, body = _request_id(http), self._table(), taken_whole(http)
@@ -123,7 +124,9 @@ class DataPort:
                 trace=Trace(self._clock),
                 peer=http.remote or "",
             )
-            response = await self._fitted(http, await self._handler(request))
+            response = await self._handler(request)
+            if self._fits:
+                response = await self._fitted(http, response)
             if key is not None:
                 self._front.learn(key, table, request, response)
             return await self._send(http, request, response)

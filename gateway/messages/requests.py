@@ -103,9 +103,15 @@ class Request:
         return {"id": self.id} if traced is None else {"id": self.id, "trace_id": traced.trace_id}
 
     @property
+    def bounded(self) -> bool:
+        """Whether it has a latency budget of any kind."""
+        return self.deadline is not None or self.ttft_deadline is not None or self.tpot_s is not None
+
+    @property
     def due(self) -> float:
         """Monotonic clock: when the answer, or its first token, is due; infinite where nobody waits for it."""
-        return min((at for at in (self.deadline, self.ttft_deadline) if at is not None), default=math.inf)
+        whole, first = self.deadline, self.ttft_deadline
+        return min(math.inf if whole is None else whole, math.inf if first is None else first)
 
     def apart(self, purpose: str) -> Request:
         """The same, asked once more by the gateway itself: nobody waits, so no budget is to choose the model; and what

@@ -34,7 +34,7 @@ class Match:
             (self.path is None or bool(self.path(path)))
             and (self.model is None or bool(self.model(model)))
             and (self.tenant is None or bool(self.tenant(tenant)))
-            and all(_has(headers, name, pattern) for name, pattern in self.headers)
+            and (not self.headers or all(_has(headers, name, pattern) for name, pattern in self.headers))
         )
 
 

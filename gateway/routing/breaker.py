@@ -49,6 +49,8 @@ class Breaker:
 
     def ready(self, now: float) -> bool:
         """Whether `allow` would say yes."""
+        if self._failures < self._threshold:
+            return True
         state = self.state(now)
         if state is State.HALF_OPEN:
             return self._probing_since is None or now - self._probing_since >= self._open_s
@@ -57,6 +59,8 @@ class Breaker:
     def allow(self, now: float) -> bool:
         """Whether a call may be made now. In the half-open state only one caller is let through, and another one if
         nothing has been heard of it for a whole cooldown (it may have been cancelled)."""
+        if self._failures < self._threshold:
+            return True
         if not self.ready(now):
             return False
         if self.state(now) is State.HALF_OPEN:

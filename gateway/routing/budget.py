@@ -9,6 +9,8 @@ from gateway.errors import BadRequest
 from gateway.messages import Request
 from gateway.precedence import Priority
 
+HEADERS = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
+NONE_GIVEN = [None, None, None]
 MAX_MS = 3_600_000.0
 # What a client that does not say how long it can wait is kept waiting for a call of somebody else.
 MAX_WAIT_S = 60.0
@@ -31,10 +33,13 @@ UNBOUNDED = Budget(None, None, None)
 def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
     """The client's `x-latency-budget-ms`, `x-slo-ttft-ms`, `x-slo-tpot-ms`; the policy's `latency_budget` where the
     client says nothing, and as an upper bound where it does. Raises `BadRequest` on a value that is no duration."""
-    total = _seconds(headers, "x-latency-budget-ms")
+    given = [headers.get(name) for name in HEADERS]
+    if given == NONE_GIVEN:  # as a rule
+        return UNBOUNDED if policy_s is None else Budget(policy_s, None, None)
+    total, ttft, tpot = (_seconds(name, value) for name, value in zip(HEADERS, given, strict=True))
     if policy_s is not None:
         total = policy_s if total is None else min(total, policy_s)
-    return Budget(total, _seconds(headers, "x-slo-ttft-ms"), _seconds(headers, "x-slo-tpot-ms"))
+    return Budget(total, ttft, tpot)
 
 
 def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -> Priority:
@@ -50,8 +55,7 @@ def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -
     return asked if raised else max(asked, policy)
 
 
-def _seconds(headers: Mapping[str, str], name: str) -> float | None:
-    value = headers.get(name)
+def _seconds(name: str, value: str | None) -> float | None:
     if value is None:
         return None
     try:

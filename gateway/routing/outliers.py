@@ -24,8 +24,7 @@ class Record:
         self._ok = self._failed = self._at = 0.0
 
     def add(self, *, ok: bool, now: float) -> None:
-        self._ok, self._failed = self.counts(now)
-        self._at = now
+        (self._ok, self._failed), self._at = self.counts(now), now
         if ok:
             self._ok += 1.0
         else:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 LONGEST_WAIT_S = 300.0  # nobody is shut out for longer by one header
+RETRY = frozenset({"retry-after", "retry-after-ms"})
 KEYS = 1024  # credentials that are told apart, each with its own limits; beyond it the oldest are forgotten
 _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,8 +44,13 @@ class Waits:
         return max(0.0, until - now)
 
 
+def limits_in(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Those of an answer's headers that `wait_s` looks at, with names in lower case: most answers have none."""
+    return {low: value for name, value in headers if "ratelimit" in (low := name.lower()) or low in RETRY}
+
+
 def wait_s(status: int, headers: Mapping[str, str], wall: float) -> float:
-    """Seconds in [0, `LONGEST_WAIT_S`]. `headers`: with names in lower case; `wall`: seconds since the epoch.
+    """Seconds in [0, `LONGEST_WAIT_S`]. `headers`: as `limits_in` gives them; `wall`: seconds since the epoch.
 
     `Retry-After` counts with 429 and 503. A limit with nothing left counts with every answer: the next one would be
     refused."""

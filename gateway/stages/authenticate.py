@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from gateway.access.failures import Failures
 from gateway.access.key_text import PREFIX, digest_of, well_formed
 from gateway.access.keyring import Found, Keyring
@@ -24,9 +26,9 @@ class Passthrough:
     """The backend judges the credentials; their full hash is the tenant, so that only who shows the same ones again
     gets answers that were made with them."""
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         request.trace.tenant = tenant_of(request.headers)
-        return await forward(request)
+        return forward(request)
 
 
 class Keys:

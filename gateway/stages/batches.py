@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qs
@@ -55,12 +55,11 @@ class Batches:
             ("POST", "batches", True, "cancel"): self._cancel,
         }
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
-        if not request.path.startswith(("/v1/files", "/v1/batches")):
-            return await forward(request)
-        match = PATHS.fullmatch(request.path)
-        if match is None:
-            return await forward(request)
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
+        match = PATHS.fullmatch(request.path) if request.path.startswith(("/v1/files", "/v1/batches")) else None
+        return forward(request) if match is None else self._answer(request, match)
+
+    async def _answer(self, request: Request, match: re.Match[str]) -> Response:
         kind, identity, action = match[1], match[2] or "", match[3] or ""
         answer = self._answers.get((request.method, kind, bool(identity), action))
         if answer is None:

@@ -85,9 +85,11 @@ class Feedback:
         self._verdicts = verdicts
         self._elsewhere = elsewhere
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
-        if request.method != "POST" or request.path != PATH:
-            return await forward(request)
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
+        ours = request.path == PATH and request.method == "POST"
+        return self._answer(request) if ours else forward(request)
+
+    async def _answer(self, request: Request) -> Response:
         request_id, verdict = _read(parse_object(await request.source.read()))
         heard = await self._verdicts.heed(request.tenant, request_id, verdict)
         if heard is None:

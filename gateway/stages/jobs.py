@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,17 +74,18 @@ class Jobs:
         self._telemetry = telemetry
         self._bounds = bounds_of(config)
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
+        if request.path == PATH and request.method == "POST":
+            return self._answer(self._described, request)
+        if request.path.startswith(PATH + "/"):
+            return self._answer(self._one, request)
+        return self._answer(self._preferred, request) if wants_async(request.headers) else forward(request)
+
+    async def _answer(self, by: Handler, request: Request) -> Response:
         try:
-            if request.path == PATH and request.method == "POST":
-                return await self._described(request)
-            if request.path.startswith(PATH + "/"):
-                return await self._one(request)
-            if wants_async(request.headers):
-                return await self._preferred(request)
+            return await by(request)
         except StoreUnavailable as error:
             raise Overloaded(f"jobs are not to be had now: {error}", retry_after_s=RETRY_AFTER_S) from None
-        return await forward(request)
 
     async def _described(self, request: Request) -> Response:
         raw = await request.source.read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,15 +30,18 @@ class Models:
     def __init__(self, backends: Sequence[Pool]) -> None:
         self._backends = backends
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         if request.method != "GET" or not (request.path == PATH or request.path.startswith(PATH + "/")):
-            return await forward(request)
+            return forward(request)
         backends = [backend for backend in self._backends if backend.speaks in LISTED]
         if not backends:
-            return await forward(request)  # a path of another protocol
+            return forward(request)  # a path of another protocol
         anthropic = speaks_anthropic(request.headers)
         if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
-            return await forward(request)
+            return forward(request)
+        return self._answer(request, backends, anthropic=anthropic)
+
+    async def _answer(self, request: Request, backends: Sequence[Pool], *, anthropic: bool) -> Response:
         models = await self._merged(request, backends)
         name = unquote(request.path.removeprefix(PATH).lstrip("/"))  # names of models have slashes
         if not name:

@@ -40,25 +40,28 @@ class ApplyPolicy:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         table = self._table()
-        body, call = await self._read(request)
+        dialect = self._claiming(request)
+        body, call = (b"", None) if dialect is None else await self._read(request, dialect)
+        _check_model(request, call)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
         request.trace.route = route.name
         request.trace.expose_headers = route.expose_headers
         chains = table.chains[route.name]
         return await (chains.others if call is None else chains.calls)(routed(request, body, call, route))
 
-    async def _read(self, request: Request) -> tuple[bytes, Call | None]:
+    def _claiming(self, request: Request) -> Dialect | None:
         for dialect in self._dialects:
             if dialect.claims(request.method, request.path):
-                request.trace.dialect = dialect
-                body = await request.source.read()
-                call = dialect.parse(request.path, body, request.headers)
-                if request.trace.traced is not None:
-                    request.trace.traced.operation, request.trace.traced.model = call.operation, call.model
-                _check_model(request, call)
-                return body, call
-        _check_model(request, None)
-        return b"", None
+                return dialect
+        return None
+
+    async def _read(self, request: Request, dialect: Dialect) -> tuple[bytes, Call]:
+        request.trace.dialect = dialect
+        body = await request.source.read()
+        call = dialect.parse(request.path, body, request.headers)
+        if request.trace.traced is not None:
+            request.trace.traced.operation, request.trace.traced.model = call.operation, call.model
+        return body, call
 
 
 def _check_model(request: Request, call: Call | None) -> None:

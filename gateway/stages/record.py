@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from gateway.messages import Request, Response
 from gateway.pipeline import Handler
 from gateway.policy.model import Route
@@ -15,6 +17,6 @@ class Record:
         self._recorder = recorder
         self._route = route
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         request.trace.facts = self._recorder.facts(request, self._route)
-        return await forward(request)
+        return forward(request)

@@ -35,9 +35,9 @@ class Render:
         call = request.call
         if call is None or response.status != 200:
             return response
-        if response.provenance.verdict not in HITS:
-            shared = response.provenance.verdict is Verdict.COALESCED
-            return await self._rendered(call, _owned(call, response) if shared else response)
+        verdict = response.provenance.verdict
+        if verdict not in HITS:
+            return await self._rendered(call, _owned(call, response) if verdict is Verdict.COALESCED else response)
         return self._replayed(request, call, await self._rendered(call, _owned(call, await _at_hand(response))))
 
     async def _rendered(self, call: Call, response: Response) -> Response:
