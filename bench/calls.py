@@ -1,0 +1,136 @@
+"""How many functions of Python a request calls in a real gateway, by path: `python -m bench.calls [--by-module PATH]`.
+
+Unlike times the figures are the same on any machine at any load, so that a test can hold them (tests/test_calls.py). A
+function counts as often as a request calls it, rounded, in that of `ROUNDS` where it is least: what other work calls
+meanwhile falls out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gateway
+from bench.__main__ import CONFIG, POLICY, Bench, body
+from bench.counted import OPTION
+from bench.gateways import Running, free_port, gateway_of, server
+from bench.load import request_bytes, run
+from bench.protocols import QUESTION
+
+REQUESTS, ROUNDS = 30, 3
+PATIENCE_S = 30.0
+CHAT = "/v1/chat/completions"
+OURS = str(Path(gateway.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A path through the gateway. `expect`: what the head of each answer contains."""
+
+    expect: str
+    model: str = "bench"
+    path: str = CHAT
+    fresh: bool = False  # each request another question
+
+    def requests(self, bench: Bench) -> list[bytes]:
+        bodies = bench.fresh() if self.fresh else [body(QUESTION, self.model)] * REQUESTS
+        return [request_bytes(each, self.path) for each in bodies]
+
+
+WAYS: Mapping[str, Way] = {
+    "exact hit": Way("detail=exact"),
+    "pass-through miss": Way("detail=policy", model="uncached"),
+    "unknown path": Way("detail=pass-through", path="/v1/unknown"),
+    "chat miss, stored in both caches": Way("stored", fresh=True),
+}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Of one request, by function: (file, function, line) -> calls."""
+
+    functions: Mapping[tuple[str, str, int], int]
+
+    @property
+    def all(self) -> int:
+        return sum(self.functions.values())
+
+    @property
+    def own(self) -> int:
+        """Of the gateway's own code, without its libraries'."""
+        return sum(calls for (file, _, _), calls in self.functions.items() if file.startswith(OURS))
+
+    def by_module(self) -> list[tuple[str, Counter[str]]]:
+        modules: dict[str, Counter[str]] = {}
+        for (file, function, _), calls in self.functions.items():
+            name = file.rpartition("site-packages/")[2] if not file.startswith(OURS) else file[len(OURS) - 7 :]
+            modules.setdefault(name, Counter())[function] += calls
+        return sorted(modules.items(), key=lambda item: -item[1].total())
+
+
+async def _counted(it: Running, counts: Path, way: Way, bench: Bench) -> Calls:
+    pid, expect = it.process.pid, way.expect.encode()
+    await run(it.port, pid, way.requests(bench), connections=1)  # what is done once is done
+    rounds = []
+    for _ in range(ROUNDS):
+        asked = way.requests(bench)
+        await _told(it, counts, signal.SIGUSR1)
+        await run(it.port, pid, asked, connections=1, expect=expect)
+        functions: Counter[tuple[str, str, int]] = Counter()
+        for file, function, line, calls in json.loads(await _told(it, counts, signal.SIGUSR2)):
+            functions[file, function, line] += calls
+        rounds.append(functions)
+    least = {key: min(functions[key] for functions in rounds) for key in rounds[0]}
+    return Calls({key: each for key, calls in least.items() if (each := round(calls / REQUESTS))})
+
+
+async def _told(it: Running, counts: Path, number: int) -> str:
+    """What the gateway has written after this signal."""
+    counts.unlink(missing_ok=True)
+    os.kill(it.process.pid, number)
+    until = time.monotonic() + PATIENCE_S
+    while not counts.exists():
+        if it.process.poll() is not None or time.monotonic() > until:
+            raise SystemExit("the gateway does not count")
+        await asyncio.sleep(0.02)
+    return counts.read_text()
+
+
+async def count() -> dict[str, Calls]:
+    """Of each of the `WAYS`."""
+    up, bench = free_port(), Bench(4 * REQUESTS, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder) / "counts.json"
+        options = [f"{OPTION}{counts}"]
+        with (
+            server(["bench.servers", "upstream", str(up)], up),
+            gateway_of(CONFIG, POLICY, "bench.counted", options, embedder="hash", upstream=up, more="") as it,
+        ):
+            return {name: await _counted(it, counts, way, bench) for name, way in WAYS.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
+    parser.add_argument("--by-module", choices=WAYS, help="every function that a request of this path calls")
+    given = parser.parse_args()
+    counted = asyncio.run(count())
+    if given.by_module is not None:
+        for module, functions in counted[given.by_module].by_module():
+            print(f"{functions.total():>5} {module}: {', '.join(f'{f} {n}' for f, n in functions.most_common())}")
+        return
+    print(f"{'calls of a request':<34}{'all':>6}{'own':>6}")
+    for name, calls in counted.items():
+        print(f"{name:<34}{calls.all:>6}{calls.own:>6}")
+
+
+if __name__ == "__main__":
+    main()
