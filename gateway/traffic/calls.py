@@ -66,12 +66,15 @@ class Calls:
         self._sure = {r.name: Sureness(r.promise.confidence, adapts=not r.promise.each) for r in policy.routes}
         budgets = any(row.given.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
+        self._divided = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
         self._unbounded: dict[tuple[tuple[str, ...], int], Decision] = {}  # those that hang on the tier alone
         self.unknown: dict[str, int] = {}
 
     def answer(self, at: int, row: Recorded, route: Route) -> Called:
         """`at`: the request's number."""
-        target = resolved(route.target, row.given.canonical, _even)
+        target = route.target
+        if route.name in self._divided:
+            target = resolved(target, row.given.canonical, _even)
         remaining = self._remaining(row, route)
         decision = self._decision(row, route, target, remaining)
         if decision.late and route.promise.late == "refuse":
@@ -84,7 +87,7 @@ class Calls:
         elif decision.promised and remaining.total_s is not None:
             self._sure[route.name].told(kept=seconds <= remaining.total_s)
         self._observe(row)
-        tier = target.tier_of(backend) if decision.tier is not None else None
+        tier = None if decision.tier is None else _tier_of(target, backend)
         return Called(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
 
     def admitted(self, row: Recorded, route: Route, key: Key) -> bool:
@@ -207,3 +210,9 @@ def _asked(row: Recorded) -> Asked:
 
 def _even() -> float:
     return 0.5  # never drawn: every request has a key
+
+
+def _tier_of(target: Target, backend: str) -> str | None:
+    """As `Target.tier_of`, which gathers all members, for the one that is meant most often."""
+    first = target.tiers[0]
+    return first.name if backend == first.backend else target.tier_of(backend)

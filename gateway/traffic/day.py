@@ -43,7 +43,10 @@ def day_of(traffic: Traffic, floor: float) -> Day:
     vectors: list[np.ndarray] = []
     context_of: dict[bytes, int] = {}
     day = Day(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
-    embedded = {row.given.question: row.vector for row in traffic.requests if row.vector and row.readable}
+    size = 2 * traffic.heading.dimension  # of another size are those of the model before, at a change of models
+    embedded = {
+        r.given.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
+    }
     for row in traffic.requests:
         given, node = row.given, None
         if given.question is not None and (vector := embedded.get(given.question)) is not None:

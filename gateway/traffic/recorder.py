@@ -53,7 +53,8 @@ class Recorder:
         self._writing: asyncio.Future[None] | None = None
 
     def apply(self, policy: Policy) -> None:
-        """Another policy is in force."""
+        """Another policy is in force, or another embedding model serves."""
+        self._segments.renew()
         self._policy, self._headers = policy.hash, header_names(policy)
         self._routes = frozenset(route.name for route in policy.routes if route.record is not None)
         if self._routes and self._digest is None:

@@ -25,7 +25,7 @@ def as_text(said: Mapping[str, Any]) -> str:
     ]
     if traffic["notes"]:
         lines += ["", "Not known, or not replayed:", *(f"  - {note}" for note in traffic["notes"])]
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _table(present: Mapping[str, Any], new: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[str]:

@@ -55,6 +55,7 @@ class Segments:
         self._descriptor: int | None = None
         self._size = 0
         self._begun = 0.0
+        self._outdated = False
 
     def append(self, heading: Heading, rows: Sequence[Row]) -> int:
         """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
@@ -70,10 +71,15 @@ class Segments:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def renew(self) -> None:
+        """The next batch begins a segment: what rows stand on has changed."""
+        self._outdated = True
+
     def full(self) -> bool:
         """Whether the next batch begins a segment."""
         return (
             self._descriptor is None
+            or self._outdated
             or self._size >= self._bounds.segment_size
             or self._wall() - self._begun >= self._bounds.segment_age
         )
@@ -87,7 +93,7 @@ class Segments:
             at += 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, OWNER_ONLY)
-        self._size, self._begun = 0, self._wall()
+        self._size, self._begun, self._outdated = 0, self._wall(), False
         self._write(encode_heading(heading))
 
     def _write(self, content: bytes) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.policy.load import policy_from_text
 from gateway.policy.model import Recording
 from gateway.traffic.facts import drawn
 from gateway.traffic.reader import Traffic, TrafficUnreadable, read_traffic
@@ -157,3 +158,19 @@ def test_a_question_is_drawn_with_all_its_repeats() -> None:
     assert sum(drawn(digest, 0.25) for digest in digests) == len(digests) / 4
     assert all(drawn(digest, 1.0) for digest in digests)
     assert Recording().share == 1.0
+
+
+async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_path: Path) -> None:
+    """What rows stand on is said at the beginning of their segment: names of headers, and the embedding model."""
+    async with gateway_of(config(tmp_path, upstream), records("on")) as served:
+        await served.chat(FIRST)
+        await served.gateway.parts.recorder.flush()
+        named = records("on").replace("match: {}", "match: {headers: {x-app: a, authorization: b}}", 1)
+        default = "  - {name: last, match: {}, route: {backend: main}, record: on}\n"
+        served.gateway.apply(policy_from_text(named + default, "policy.yaml", served.gateway.config))
+        await served.chat(FIRST, headers={"x-app": "a", "authorization": "Bearer secret-key"})
+        traffic = await flushed(served, tmp_path)
+    assert len(segments_in(tmp_path / "traffic")) >= 2
+    assert traffic.heading.headers == ()
+    assert traffic.requests[-1].given.headers == (("x-app", "a"),)  # no credentials, whatever the policy matches by
+    assert len({row.policy for row in traffic.requests}) == 2
