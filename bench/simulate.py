@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,7 @@ from gateway.traffic.forecast import recorded_side
 from gateway.traffic.format import Recorded
 from gateway.traffic.job import Job, done, job_of
 from gateway.traffic.reader import read_traffic
+from gateway.traffic.recorder import Recorder
 from gateway.traffic.segments import Segments
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
@@ -119,6 +121,7 @@ def answers_of() -> dict[str, int]:
 class Bench:
     def __init__(self, embedder: str, record: str, asked: Sequence[Ask], home: Path, stretch: float) -> None:
         self.embedder, self.record, self.asked, self.home, self.stretch = embedder, record, asked, home, stretch
+        self.recording_us = 0.0
 
     def policy(self, rule: Rule) -> str:
         return POLICY.format(**{**rule, "ttl": f"{float(rule['ttl']) * self.stretch:.0f}s"}, record=self.record)
@@ -133,10 +136,13 @@ class Bench:
                 backends[backend] = {"adapter": "openai", "url": url, "price": price}
             config = config_of(self.home / name, backends, embedder={"adapter": self.embedder, "timeout": "10s"})
             served = await stack.enter_async_context(gateway_of(config, self.policy(rule)))
+            recorder = served.gateway.parts.recorder
+            taken = {name: _timing(recorder, name) for name in ("facts", "over")}
             await self._play(served)
             await served.gateway.parts.recorder.flush()
         traffic = read_traffic(str(config.data_dir / "traffic"), config.data_dir, 0.0)
         assert len(traffic.requests) == len(self.asked)
+        self.recording_us = sum(1e6 * statistics.median(times) for times in taken.values())
         large = sum(row.tier == "large" for row in traffic.requests)
         calls = sum(row.tier is not None and row.verdict == "miss" for row in traffic.requests)
         return config, {**recorded_side(traffic.requests), "large_share": large / max(1, calls)}
@@ -158,6 +164,21 @@ class Bench:
         new = policy_from_text(self.policy(rule), "p.yaml", config)
         where = str(config.data_dir / "traffic")
         return done(job_of(config, present, new, where, time.time(), None)).as_json()["new"]
+
+
+def _timing(recorder: Recorder, method: str) -> list[float]:
+    """What each of its calls takes from now on; seconds."""
+    real, times = getattr(recorder, method), list[float]()
+
+    def timed(*given: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return real(*given, **named)
+        finally:
+            times.append(time.perf_counter() - began)
+
+    setattr(recorder, method, timed)
+    return times
 
 
 def compared(name: str, said: dict[str, Any], real: dict[str, Any]) -> tuple[str, bool]:
@@ -189,6 +210,7 @@ async def agreement(arguments: argparse.Namespace) -> bool:
                 line, fits = compared(f"{embedder}, {name}", bench.forecast(config, rule), real)
                 print(line, flush=True)
                 good = good and fits
+            print(f"{embedder}: recording took {bench.recording_us:.0f} us of the event loop a request", flush=True)
             speed(config, bench, arguments.copies)
     return good
 
