@@ -25,6 +25,7 @@ from gateway.background import run_within
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.dashboard import Dashboard, Observed
+from gateway.composition.hired import Hired, admin_of, colleagues_of, data_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.observing import observer_of
 from gateway.composition.operations import (
@@ -78,6 +79,7 @@ class Gateway:
         environ: Mapping[str, str],
         observer: Observed,
         policies: Path | None,
+        hired: Hired | None,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -94,20 +96,24 @@ class Gateway:
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock, self.access.keyring.holds)
         context, credentials = certificates_of(config.server)
-        self.data_port = DataPort(config.server, parts.clock, self.health, front, self._current, context)
+        self.data_port = DataPort(
+            config.server, parts.clock, self.health, front, self._current, context, data_of(hired)
+        )
         self.grpc_port = GrpcPort(config.server, parts.clock, credentials)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
-        self.stats = Stats(parts.telemetry, parts.clock, self.describe)
+        self.colleagues = colleagues_of(config, hired, parts.telemetry)
+        self.stats = Stats(self.colleagues.telemetry, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
         self.admin_port = AdminPort(
             config.server.admin,
             self.access.guard,
-            parts.telemetry,
+            self.colleagues.telemetry,
             self.stats,
             self.quality,
-            before_scrape=self.gauges.sample,
+            before_scrape=self.colleagues.sampling(self.gauges.sample),
+            given=admin_of(hired),
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
@@ -234,18 +240,20 @@ async def running(
     access_log: AccessLog | None = None,
     draw: Callable[[], float] = random.random,
     policies: Path | None = None,
+    hired: Hired | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
     step fails. `draw` chooses the hits that are audited, by numbers in [0, 1). `policies`: the folder that `policy` was
-    read from; None: there are no files of it.
+    read from; None: there are no files of it. `hired`: it is one of several workers.
 
     Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if access_log is not None:
             stack.callback(access_log.flush)
-        lock = DataDirLock(config.data_dir)
-        stack.callback(lock.release)
+        if hired is None:  # a worker's supervisor has it
+            lock = DataDirLock(config.data_dir)
+            stack.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
         stack.callback(embedder.close)
         stores = await open_stores(config, encoder.fingerprint, clock)
@@ -259,22 +267,21 @@ async def running(
             environ,
             partial(observer_of, stack, config, environ, access_log),
             policies,
+            hired,
         )
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served
         await gateway.access.begin(stack)
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
-        if gateway.parts.leasing is not None:
-            jobs.append(gateway.parts.leasing.run())
-        if gateway.following is not None:
-            stack.push_async_callback(gateway.following.close)
-            jobs.append(gateway.following.run())
+        jobs += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
+        gateway.colleagues.begin(stack, gateway.gauges.sample)
         gateway.dashboard.begin(stack, gateway.gauges.sample)
         for job in [*jobs, *(work() for work in gateway.jobs.work)]:
             run_within(stack, job)
-        gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
-        stack.push_async_callback(gateway.admin_port.stop)
+        if hired is None or hired.admin is not None:
+            gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
+            stack.push_async_callback(gateway.admin_port.stop)
         stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
         gateway.data_address = await listening(
             gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
@@ -31,7 +32,9 @@ class AdminPort:
         *,
         before_scrape: Callable[[], Awaitable[None]],
         routes: Sequence[web.RouteDef] = (),
+        given: socket.socket | None = None,
     ) -> None:
+        """`given` listens already, at `address`."""
         self._address = address
         self._guard = guard
         self._stats = stats
@@ -40,6 +43,7 @@ class AdminPort:
         self._routes = routes
         self._registry = CollectorRegistry()
         self._registry.register(telemetry)
+        self._given = given
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -58,7 +62,10 @@ class AdminPort:
         )
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._address.host, self._address.port).start()
+        if self._given is None:
+            await web.TCPSite(self._runner, self._address.host, self._address.port).start()
+        else:
+            await web.SockSite(self._runner, self._given).start()
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 

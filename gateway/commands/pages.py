@@ -155,6 +155,13 @@ PAGES: Mapping[str, Page] = {
         "an object a refresh, one a line. Colours on a terminal, unless NO_COLOR is set.",
         ("nearhit top", "nearhit top --once", "nearhit top --json --refresh 5"),
     ),
+    "restart": Page(
+        "Of a gateway with server.workers above 1, on the same machine: its supervisor is told, and this returns when "
+        "every worker is a new process. server.listen, server.admin, server.workers and the embedded store stay as "
+        "they are until the supervisor itself is started anew.",
+        ("nearhit restart", "nearhit restart --config /etc/nearhit/config.yaml"),
+        "a new worker did not come to listen, and the old ones stay",
+    ),
     "completion": Page(
         "A script that the shell reads once, when it starts.",
         (

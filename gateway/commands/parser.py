@@ -52,6 +52,10 @@ COMMANDS: Mapping[str, Listed] = {
         "gateway.commands.top.command",
         "Watch a gateway that runs: requests, hit rate, latency, backends, routes. Ctrl-C ends it.",
     ),
+    "restart": Listed(
+        "gateway.commands.workers.restart",
+        "Go over to new worker processes, with the configuration as it is now, without losing a request.",
+    ),
     "completion": Listed(
         "gateway.commands.completion",
         "Print what lets a shell complete commands and options: source it from the shell's start-up file.",

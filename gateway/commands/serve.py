@@ -21,6 +21,9 @@ from gateway.app import Gateway, running
 from gateway.background import cancelled
 from gateway.commands.asking import GOOD, address
 from gateway.commands.signals import until_signalled
+from gateway.commands.workers.supervisor import supervising
+from gateway.composition.hired import Hired
+from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.observing import logs
 from gateway.observing.access_log import AccessLog
@@ -55,17 +58,56 @@ async def serve(
 ) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
-    config = load_config(path, at(environ, listen, admin))
+    config, hired = load_config(path, at(environ, listen, admin)), Hired.of(environ)
+    if hired is not None:
+        config = hired.applied(config)
+    elif config.server.workers > 1:
+        staged_folder(config.policies, config)  # its faults are told once, and not by each worker
+        arguments = ["serve", "--config", str(path), "--log-level", log_level]
+        await supervise(config, at(environ, listen, admin), arguments)
+        return
     resume(config, time.time)
     policy = staged_folder(config.policies, config)
+    log = access_log(log_level)
     async with (
-        running(config, policy, environ, access_log=access_log(log_level), policies=config.policies) as gateway,
+        running(config, policy, environ, access_log=log, policies=config.policies, hired=hired) as gateway,
         following(gateway),
     ):
         settle()
-        announce(config.server.scheme, gateway.data_address, gateway.admin_address)
+        if hired is None:
+            announce(config.server.scheme, gateway.data_address, gateway.admin_address)
+        else:
+            hired.say("ready")
+            gateway.parts.background.start("warm", warm(gateway, hired))
         await until_signalled()
         logging.getLogger("nearhit").info("stopping")
+
+
+async def warm(gateway: Gateway, hired: Hired) -> None:
+    """Tells the supervisor once the index is complete."""
+    await gateway.recovery.complete.wait()
+    hired.say("warm")
+
+
+async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
+    """Workers serve, and hand over to others on SIGHUP."""
+    async with supervising(config, arguments, environ) as supervisor:
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def hand_over() -> None:
+            task = asyncio.ensure_future(supervisor.hand_over())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, hand_over)
+        announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
+        try:
+            await until_signalled()
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            for task in tasks:
+                await cancelled(task)
 
 
 @asynccontextmanager

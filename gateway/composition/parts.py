@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
+from typing import TypeVar
 
 from grpc import ServerCredentials
 
@@ -52,6 +53,9 @@ from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
 SHARED_FRONT_MAX_AGE_S = 5.0
+
+
+T = TypeVar("T")
 
 
 class DataDirLock:
@@ -182,7 +186,7 @@ def build_complexity(embedder: str) -> ComplexityModel:
         raise StartFailed(str(error)) from None
 
 
-async def listening(start: Awaitable[tuple[str, int]], key: str, address: object) -> tuple[str, int]:
+async def listening(start: Awaitable[T], key: str, address: object) -> T:
     try:
         return await start
     except OSError as error:

@@ -64,20 +64,10 @@ def parse_version(value: object) -> int:
     raise ValueError(f"expected 1, the only version there is, got {show(value)}")
 
 
-def parse_workers(value: object) -> int:
-    """One process serves. The key is there so that a larger number does not pass for accepted."""
-    if isinstance(value, int) and not isinstance(value, bool) and value == 1:
-        return 1
-    if isinstance(value, int) and value > 1:
-        raise ValueError(f"more than one worker comes with a later version, expected 1, got {show(value)}")
-    raise ValueError(f"expected 1, got {show(value)}")
-
-
 Name = Annotated[str, BeforeValidator(parse_name), Written(written.NAME)]
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
 File = Annotated[Path, BeforeValidator(parse_file, json_schema_input_type=str)]
 EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), Written(written.ENVIRONMENT_NAME)]
 KeyHash = Annotated[str, BeforeValidator(parse_key_hash), Written(written.KEY_HASH)]
 Version = Annotated[int, BeforeValidator(parse_version), Written(written.ONE)]
-Workers = Annotated[int, BeforeValidator(parse_workers), Written(written.ONE)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import File, Folder, Name, Text, Version, Workers
+from gateway.config.fields import File, Folder, Name, Text, Version
 from gateway.config.jobs import Jobs
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
@@ -55,7 +55,7 @@ class Server(Section):
     grpc: Listen | None = None  # KServe's version 2; None: no gRPC port
     tls: Tls | None = None  # None: TLS ends before the gateway, or nowhere
     admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
-    workers: Workers = 1
+    workers: Annotated[int, Field(ge=1, le=64)] = 1  # processes that serve; above 1 beneath a supervisor
     max_body: Size = 10 * 2**20
     max_header: Size = 32 * 2**10
     header_timeout: PositiveDuration = 10.0

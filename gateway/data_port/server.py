@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import re
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from ssl import SSLContext
 from typing import Any
@@ -36,13 +38,15 @@ ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Events that are all there already go out in pieces of this size: one write an event costs five times as much.
 BURST_BYTES = 64 * 1024
+# In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.
+LEAVE_S = 3.0
 Sendable = web.StreamResponse | Prebuilt
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class DataPort:
     """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force. `tls` None:
-    plain HTTP."""
+    plain HTTP. `given` listens already, and goes on to when this port is stopped."""
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class DataPort:
         front: Front,
         table: Callable[[], object],
         tls: SSLContext | None = None,
+        given: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._front = front
@@ -60,6 +65,8 @@ class DataPort:
         self._table = table
         self._clock = clock
         self._health = health
+        self._given = given
+        self._server: TimedServer | None = None
         self._runner: web.ServerRunner | None = None
         self._tls = tls
         self.inflight = 0
@@ -84,7 +91,11 @@ class DataPort:
         self._runner = web.ServerRunner(server, shutdown_timeout=self._config.drain_timeout)
         await self._runner.setup()
         host, port = self._config.listen
-        await web.TCPSite(self._runner, host, port, backlog=1024, ssl_context=self._tls).start()
+        if self._given is None:
+            await web.TCPSite(self._runner, host, port, backlog=1024, ssl_context=self._tls).start()
+        else:
+            await web.SockSite(self._runner, self._given, backlog=1024, ssl_context=self._tls).start()
+        self._server = server
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 
@@ -93,7 +104,21 @@ class DataPort:
         self.draining = True
         self._stopping.set()
         if self._runner is not None:
+            if self._given is not None:
+                await self._take_leave(self._runner)
             await self._runner.cleanup()
+
+    async def _take_leave(self, runner: web.ServerRunner) -> None:
+        """Others listen already: connections that are open are told with their next answer that it was the last. One
+        that is cut while its client sends a request is a request that is lost."""
+        for site in list(runner.sites):
+            await site.stop()
+        if self._server is None:
+            return
+        self._server.leaving = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._server.emptied()
 
     async def _serve(self, http: web.BaseRequest) -> Sendable:
         path, _, query = _target(http).partition("?")

@@ -20,6 +20,8 @@ class TimedServer(web.Server):
     def __init__(self, handler: Any, *, head_timeout_s: float, **options: Any) -> None:
         super().__init__(handler, request_factory=self._first_head_came, **options)
         self._head_timeout_s = head_timeout_s
+        self._lost = asyncio.Event()
+        self.leaving = False  # whoever asks now is told that its connection ends with the answer
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def __call__(self) -> RequestHandler:
@@ -33,10 +35,19 @@ class TimedServer(web.Server):
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         self._stop_timer(handler)
         super().connection_lost(handler, exc)
+        self._lost.set()
+
+    async def emptied(self) -> None:
+        """Returns once no connection is open."""
+        while self.connections:
+            self._lost.clear()
+            await self._lost.wait()
 
     def _first_head_came(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         if self._timers:
             self._stop_timer(protocol)
+        if self.leaving:
+            message = message._replace(should_close=True)
         return self._make_request(message, payload, protocol, writer, task)
 
     def _stop_timer(self, handler: RequestHandler) -> None:

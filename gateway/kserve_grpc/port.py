@@ -47,7 +47,8 @@ class GrpcPort:
                 ("grpc.max_receive_message_length", self._config.max_body),
                 ("grpc.max_send_message_length", -1),  # answers are bounded where they are read
                 ("grpc.max_metadata_size", self._config.max_header),
-                ("grpc.so_reuseport", 0),  # a taken port is an error, as on the other ports
+                # A taken port is an error, as on the other ports; workers share one.
+                ("grpc.so_reuseport", int(self._config.workers > 1)),
             ],
         )
         self._health = health.aio.HealthServicer()

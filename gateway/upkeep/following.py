@@ -61,10 +61,10 @@ class Following:
 
     async def run(self) -> None:
         """For ever, once `tail` has begun."""
-        await self.tail.run()
-
-    async def close(self) -> None:
-        await self._rebuilding.close()
+        try:
+            await self.tail.run()
+        finally:
+            await self._rebuilding.close()
 
     async def _apply(self, changes: Sequence[Change], now: float) -> None:
         """`now`: by the store's clock. Raises `StoreUnavailable`."""

@@ -47,6 +47,7 @@ class Recovery:
         self._removal = removal
         self._tail = tail
         self.ready = False
+        self.complete = asyncio.Event()  # set with `ready`, for who waits
 
     async def run(self) -> None:
         """Tries again until the store has answered to the end."""
@@ -62,6 +63,7 @@ class Recovery:
                     await self._checkpoints.load()
                 await self._fill()
                 self.ready = True
+                self.complete.set()
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
             except StoreUnavailable:

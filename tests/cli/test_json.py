@@ -24,12 +24,13 @@ from tests.fixtures.upstream import Upstream
 NOT_APPLICABLE = {"serve", "stub", "demo"}
 STREAM = {"cache export"}  # an object a line
 # What is asked for is not there, or `auth.mode` is not `keys`: they say so, as those do that find no gateway.
-FAILING = {"jobs show", "keys show", "keys change", "keys expire", "keys rotate", "keys revoke", "simulate"}
+FAILING = {"jobs show", "keys show", "keys change", "keys expire", "keys rotate", "keys revoke", "simulate", "restart"}
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "explain": ["{files}/request.json"],
     "simulate": ["--policy", "{files}/new.yaml"],
     "doctor": [],
+    "restart": [],
     "completion": ["bash"],
     "schema": ["policy"],
     "model fetch": [],

@@ -100,7 +100,7 @@ def test_variables_that_others_set_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_faults_of_file_and_environment_come_together(tmp_path: Path) -> None:
-    faults = refused(tmp_path, "version: 2\nserver: {workers: 3, listn: 1}\n", {"NEARHIT_STORE__TIMEOUT": "soon"})
+    faults = refused(tmp_path, "version: 2\nserver: {workers: 0, listn: 1}\n", {"NEARHIT_STORE__TIMEOUT": "soon"})
     assert [fault.split(": ")[1] for fault in faults] == [
         "(document)",
         "version",

@@ -1,0 +1,1 @@
+"""Several processes behind one address: `server.workers`, `nearhit restart`."""

@@ -1,0 +1,245 @@
+"""`nearhit serve` with `server.workers` above 1: a process that serves nothing itself.
+
+It owns what must outlive a worker: the data directory's lock, the embedded store, and the listening sockets, one for
+each worker in one SO_REUSEPORT group. What connects while a worker is away waits in its socket for the next one; what
+connects during a hand-over finds the new worker, which listens before the old one is told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from gateway.adapters.child import death_signal_prefix
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.commands.workers.note import note_of
+from gateway.composition.hired import VARIABLE, Hired, figures_folder
+from gateway.composition.parts import DataDirLock, listening
+from gateway.config import Config
+from gateway.errors import StartFailed
+from gateway.written.units import Address
+
+LOG = logging.getLogger("nearhit.workers")
+BACKLOG = 1024
+START_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
+WARM_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that has ended is started again, doubled each time
+STEADY_S = 60.0  # a worker that has lived for so long has not failed at its start
+GRACE_S = 15.0  # beyond the drain, before a worker is killed
+
+
+class Worker:
+    """A process; `told` is what it says of itself."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
+        self.number = number
+        self.process = process
+        self._told = told
+        self.begun = time.monotonic()
+
+    async def says(self, word: str, within_s: float) -> bool:
+        """Whether it does, before it ends and in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while line := await self._told.readline():
+                    if line.decode().strip() == word:
+                        return True
+        except TimeoutError:
+            pass
+        return False
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def end(self, grace_s: float) -> None:
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
+        except TimeoutError:
+            LOG.warning("a worker did not end in time and is killed", extra={"fields": {"pid": self.process.pid}})
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What workers stand on."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    config: Config
+    store: str
+    data: tuple[socket.socket, ...]  # one a worker
+    admin: socket.socket
+
+    def hired(self, number: int, told: int) -> Hired:
+        admin = self.admin.fileno() if number == 0 else None
+        return Hired(number, len(self.data), self.data[number].fileno(), admin, told, self.store)
+
+    @property
+    def grace_s(self) -> float:
+        return self.config.server.drain_timeout + GRACE_S
+
+
+class Supervisor:
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._workers: dict[int, Worker] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._handing_over = asyncio.Lock()
+        self._keepers: list[asyncio.Task[None]] = []
+        self.stopping = False
+        self.generation = 1
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        address: tuple[str, int] = self._ground.data[0].getsockname()[:2]
+        return address
+
+    @property
+    def admin_address(self) -> tuple[str, int]:
+        address: tuple[str, int] = self._ground.admin.getsockname()[:2]
+        return address
+
+    async def start(self) -> None:
+        """All of them, at once. Raises `StartFailed` where one does not come to listen."""
+        workers = [await self._spawn(number) for number in range(len(self._ground.data))]
+        self._workers = {worker.number: worker for worker in workers}
+        ready = await asyncio.gather(*(worker.says("ready", START_S) for worker in workers))
+        if not all(ready):
+            await self.stop()
+            raise StartFailed("a worker has not come to listen; what it said of it is above")
+        self._keepers = [asyncio.create_task(self._keep(number)) for number in self._workers]
+        self._note()
+
+    async def hand_over(self) -> None:
+        """To new processes, one after the other. Where one does not come to listen, the old ones that are left stay."""
+        async with self._handing_over:
+            LOG.info("handing over to new workers")
+            left = sorted(self._workers)
+            while left and await self._replace(left[0]):
+                left.pop(0)
+            self.generation, failed = self.generation + 1, len(left)
+            self._note(failed)
+            LOG.info("handed over", extra={"fields": {"generation": self.generation, "failed": failed}})
+
+    async def _replace(self, number: int) -> bool:
+        worker = await self._spawn(number)
+        if not await worker.says("ready", START_S):
+            LOG.error("a new worker has not come to listen, the old one stays", extra={"fields": {"worker": number}})
+            await worker.end(GRACE_S)
+            return False
+        await worker.says("warm", WARM_S)
+        before, self._workers[number] = self._workers[number], worker
+        leaving = asyncio.create_task(before.end(self._ground.grace_s))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return True
+
+    async def _keep(self, number: int) -> None:
+        """Starts it again whenever it ends by itself."""
+        delay_s = FIRST_DELAY_S
+        while not self.stopping:
+            worker = self._workers[number]
+            code = await worker.process.wait()
+            if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
+                continue
+            if time.monotonic() - worker.begun > STEADY_S:
+                delay_s = FIRST_DELAY_S
+            fields = {"worker": number, "pid": worker.process.pid, "code": code, "again_in_s": delay_s}
+            LOG.error("a worker has ended by itself", extra={"fields": fields})
+            await asyncio.sleep(delay_s)
+            delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
+            if self._workers[number] is worker and not self.stopping:
+                self._workers[number] = await self._spawn(number)
+
+    async def stop(self) -> None:
+        """Lets them drain, all at once."""
+        self.stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        ends = [worker.end(self._ground.grace_s) for worker in self._workers.values()]
+        await asyncio.gather(*ends, *self._leaving, *self._keepers, return_exceptions=True)
+
+    async def _spawn(self, number: int) -> Worker:
+        ground = self._ground
+        reading, writing = os.pipe()
+        hired = ground.hired(number, writing)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *death_signal_prefix(signal.SIGTERM),
+                *ground.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**ground.environ, VARIABLE: hired.in_words()},
+                start_new_session=True,
+                pass_fds=[fd for fd in (hired.data, hired.admin, writing) if fd is not None],
+            )
+        finally:
+            os.close(writing)
+        told = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(told), os.fdopen(reading, "rb", buffering=0)
+        )
+        return Worker(number, process, told)
+
+    def _note(self, failed: int = 0) -> None:
+        """For `nearhit restart` to find."""
+        note = {"pid": os.getpid(), "generation": self.generation, "failed": failed}
+        path = note_of(self._ground.config.data_dir)
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(note))
+        beside.replace(path)
+
+
+@asynccontextmanager
+async def supervising(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
+    """Workers that listen, until the end of the block. `arguments`: of the command line, for them to have the same.
+    Raises `StartFailed` or `ChildFailed`."""
+    async with AsyncExitStack() as stack:
+        lock = DataDirLock(config.data_dir)
+        stack.callback(lock.release)
+        stack.callback(lambda: note_of(config.data_dir).unlink(missing_ok=True))
+        figures = figures_folder(config.data_dir)
+        shutil.rmtree(figures, ignore_errors=True)
+        figures.mkdir(parents=True)
+        at = config.server
+        data = await listening(_bound(stack, at.listen, at.workers), "server.listen", at.listen)
+        (admin,) = await listening(_bound(stack, at.admin, 1), "server.admin", at.admin)
+        store = config.store.url
+        if store == "embedded":
+            server = await EmbeddedValkey.start(
+                config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
+            )
+            stack.push_async_callback(server.stop)
+            store = server.url
+        command = (sys.executable, "-m", "gateway", *arguments)
+        supervisor = Supervisor(Ground(command, environ, config, store, data, admin))
+        stack.push_async_callback(supervisor.stop)
+        await supervisor.start()
+        yield supervisor
+
+
+async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
+    """`count` sockets that listen at one address. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, _, _, _, (host, port, *_) = found[0]
+    bound: list[socket.socket] = []
+    for _ in range(count):
+        made = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=count > 1)
+        stack.callback(made.close)
+        bound.append(made)
+        port = made.getsockname()[1]  # what the system has chosen for the first one
+    return tuple(bound)

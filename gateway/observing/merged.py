@@ -1,0 +1,96 @@
+"""The figures of several processes as one: what is counted adds up, of what is measured the worst is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgpack
+
+from gateway.observing.metrics import Counter, Gauge, Histogram, Labels
+from gateway.observing.telemetry import Telemetry
+
+# Gauges of what each process has a part of. All others are of what they share, or of how bad it is: the largest counts.
+SUMMED = frozenset(
+    (
+        "nearhit_backend_inflight",
+        "nearhit_backend_limit",
+        "nearhit_backend_queued",
+        "nearhit_upstream_inflight",
+    )
+)
+LEAST = frozenset(("nearhit_store_up", "nearhit_policy_last_reload_successful"))  # 1 is good
+
+
+def packed(telemetry: Telemetry) -> bytes:
+    """To be read by `merge` in another process of the same version."""
+    figures: dict[str, Any] = {}
+    for metric in telemetry.metrics():
+        if isinstance(metric, Histogram):
+            figures[metric.name] = [(labels, metric.counts[labels], metric.sums[labels]) for labels in metric.counts]
+        else:
+            figures[metric.name] = list(_values(metric))
+    data: bytes = msgpack.packb(figures)
+    return data
+
+
+def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterable[bytes]) -> None:
+    """Makes `into` what all of them together say. Of those that have ended only what was counted."""
+    read = [(_unpacked(data), True) for data in alive] + [(_unpacked(data), False) for data in ended]
+    others = {metric.name: metric for metric in own.metrics()}
+    for metric in into.metrics():
+        mine = others[metric.name]
+        rows = [(found[metric.name], lives) for found, lives in read if metric.name in found]
+        if isinstance(metric, Histogram):
+            assert isinstance(mine, Histogram)
+            _add_counts(metric, mine, [row for row, _ in rows])
+        elif isinstance(metric, Counter):
+            metric.values = dict(_values(mine))
+            for row, _ in rows:
+                for labels, value in row:
+                    metric.values[tuple(labels)] = metric.values.get(tuple(labels), 0.0) + value
+        else:
+            metric.values = dict(_values(mine))
+            _choose(metric, [row for row, lives in rows if lives])
+
+
+def _unpacked(data: bytes) -> Mapping[str, Any]:
+    """Empty where it cannot be read: it is written by another process all the time."""
+    try:
+        figures = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException):
+        return {}
+    return figures if isinstance(figures, dict) else {}
+
+
+def _values(metric: Counter | Gauge | Histogram) -> Iterable[tuple[Labels, float]]:
+    if isinstance(metric, Gauge) and metric.source is not None:
+        return metric.source()
+    assert not isinstance(metric, Histogram)
+    return metric.values.items()
+
+
+def _add_counts(metric: Histogram, own: Histogram, rows: Iterable[Any]) -> None:
+    metric.counts = {labels: list(counts) for labels, counts in own.counts.items()}
+    metric.sums, metric.exemplars = dict(own.sums), own.exemplars
+    for row in rows:
+        for names, counts, total in row:
+            labels = tuple(names)
+            before = metric.counts.get(labels, [0] * len(counts))
+            metric.counts[labels] = [a + b for a, b in zip(before, counts, strict=True)]
+            metric.sums[labels] = metric.sums.get(labels, 0.0) + total
+
+
+def _choose(metric: Gauge, rows: Iterable[Any]) -> None:
+    for row in rows:
+        for names, value in row:
+            labels = tuple(names)
+            known = metric.values.get(labels)
+            if known is None or known != known:  # NaN: nothing was known here
+                metric.values[labels] = value
+            elif metric.name in SUMMED:
+                metric.values[labels] = known + value
+            elif metric.name in LEAST:
+                metric.values[labels] = min(known, value)
+            else:
+                metric.values[labels] = max(known, value)

@@ -1,0 +1,176 @@
+"""Several worker processes behind one address: a real supervisor, real workers, a real embedded Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from gateway.commands.workers.restart import restart
+from gateway.errors import StartFailed
+from tests.fixtures.gateways import BOTH_CACHES
+from tests.fixtures.processes import Process, served_by_process, write_config
+from tests.fixtures.upstream import Upstream, serving
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+ALIKE = BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.8")
+
+
+class Workers(Process):
+    """Two of them, beneath their supervisor."""
+
+    home: Path
+    upstream: Upstream
+
+    @property
+    def data_dir(self) -> Path:
+        return self.home / "var"
+
+    @property
+    def pids(self) -> list[int]:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if b"gateway" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    """One for all tests, which each ask something of their own: its start takes a second or two."""
+    home = tmp_path_factory.mktemp("workers")
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "drain_timeout": "5s", "workers": 2}
+    async with serving(Upstream()) as upstream:
+        config = write_config(
+            home,
+            {"main": {"adapter": "openai", "url": upstream.url}},
+            ALIKE,
+            server=server,
+            data_dir=str(home / "var"),
+            store={"timeout": "10s"},
+        )
+        async with served_by_process(config) as process:
+            workers = Workers(process.process, process.url, process.admin_url, process.session)
+            workers.home, workers.upstream = home, upstream
+            yield workers
+
+
+async def asked_anew(served: Process, question: str, cache_control: str = "max-age=3600") -> str:
+    """Over a connection of its own: any of the workers answers."""
+    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+    headers = {"cache-control": cache_control}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{served.url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        await answer.read()
+        assert answer.status == 200 or (answer.status == 504 and cache_control == "only-if-cached")
+        return answer.headers.get("Cache-Status", "")
+
+
+async def found(question: str, served: Process, how: str, times: int = 8) -> None:
+    """Every worker finds it, as far as that many connections come to all of them."""
+    async with asyncio.timeout(30):
+        while not all([how in await asked_anew(served, question, "only-if-cached") for _ in range(times)]):
+            await asyncio.sleep(0.05)
+
+
+async def test_workers_share_one_store_and_each_finds_what_the_other_has_stored(served: Workers) -> None:
+    assert len(served.pids) == 2
+    before = len(served.upstream.calls)
+    await asked_anew(served, "which trains go to Vienna tomorrow morning")
+    await found("Which trains go to Vienna tomorrow morning?", served, "detail=semantic")
+    assert len(served.upstream.calls) == before + 1
+
+
+async def test_the_admin_port_has_the_figures_of_all_workers_together(served: Workers) -> None:
+    await asked_anew(served, "who painted the ceiling")
+    before = await figures(served)
+    for _ in range(20):
+        await asked_anew(served, "who painted the ceiling")
+    async with asyncio.timeout(30):
+        while await figures(served) < before + 20:
+            await asyncio.sleep(0.1)
+
+
+async def figures(served: Workers) -> float:
+    """Requests of all workers; each tells of its own now and then."""
+    async with served.session.get(served.admin_url + "/metrics") as answer:
+        return counted(await answer.text())
+
+
+def counted(metrics: str) -> float:
+    rows = (line for line in metrics.splitlines() if line.startswith("nearhit_requests_total{"))
+    return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+async def test_a_worker_that_is_killed_comes_back_and_the_others_serve_meanwhile(served: Workers) -> None:
+    await asked_anew(served, "how do I reset the password of my account")
+    await found("How do I reset the password of my account?", served, "detail=semantic")
+    killed, other = served.pids
+    os.kill(killed, signal.SIGKILL)
+    await found("How do I reset the password of my account?", served, "detail=semantic", times=12)
+    async with asyncio.timeout(30):
+        while len(served.pids) < 2 or killed in served.pids:
+            await asyncio.sleep(0.05)
+    assert other in served.pids
+
+
+async def test_a_hand_over_loses_no_request_and_leaves_new_workers(served: Workers) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "is anybody there"}]}
+    before, stop = served.pids, asyncio.Event()
+
+    async def busy(keep: bool) -> int:
+        """Asks all the time, over one connection or over new ones."""
+        done = 0
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=not keep)) as session:
+            while not stop.is_set():
+                async with session.post(f"{served.url}/v1/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                done += 1
+                await asyncio.sleep(0.005)
+        return done
+
+    asking = [asyncio.create_task(busy(keep)) for keep in (True, True, False, False)]
+    done = await asyncio.to_thread(restart, served.data_dir)
+    async with asyncio.timeout(30):
+        while set(before) & set(served.pids):
+            await asyncio.sleep(0.05)
+    stop.set()
+    assert all([await task > 20 for task in asking])
+    assert done["failed"] == 0
+    assert len(served.pids) == 2
+
+
+async def test_a_policy_that_is_wrong_by_now_leaves_the_old_workers(served: Workers) -> None:
+    before, policy = served.pids, served.home / "policies" / "policy.yaml"
+    policy.write_text("version: 2\n")
+    try:
+        assert (await asyncio.to_thread(restart, served.data_dir))["failed"] == 2
+    finally:
+        policy.write_text(ALIKE)
+    assert served.pids == before
+    await asked_anew(served, "still there")
+
+
+async def test_where_no_supervisor_runs_nothing_is_restarted(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="no gateway with workers runs on"):
+        restart(tmp_path)
+    (tmp_path / "supervisor.json").write_text(json.dumps({"pid": 2**22 + 1, "generation": 1, "failed": 0}))
+    with pytest.raises(StartFailed, match="no gateway with workers runs on"):
+        restart(tmp_path)
+
+
+async def test_workers_that_cannot_start_end_the_supervisor(tmp_path: Path) -> None:
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": 2}
+    backend = {"adapter": "openai", "url": "http://127.0.0.1:1", "api_key_env": "NOBODY_HAS_SET_THIS"}
+    config = write_config(tmp_path, {"main": backend}, server=server, data_dir=str(tmp_path / "var"))
+    with pytest.raises(AssertionError, match="NOBODY_HAS_SET_THIS"):
+        async with served_by_process(config):
+            pass
