@@ -52,6 +52,12 @@ async def test_limits_say_who_was_refused(showing: Showing) -> None:
     await expect(row).to_contain_text("2/min")
     await expect(row.locator("td").nth(5)).to_have_text("1")
     await expect(shown.card("Keys")).to_contain_text("No key is in force")
+    wanted = {"name": "ci", "tenant": "acme", "limits": [{"requests": "60/min"}]}
+    async with shown.served.session.post(f"{shown.served.admin_url}/admin/keys", json=wanted) as response:
+        text = (await response.json())["key"]
+    await shown.page.reload()
+    await expect(shown.card("Keys").locator("tbody tr")).to_contain_text("requests 60/min")
+    assert text not in await shown.page.content()
     await shown.page.get_by_label("Subject").fill("nobody")
     await expect(row).to_have_count(0)
 

@@ -156,7 +156,12 @@ async function begin() {
     if (error.status === 429) { signIn(error.message); return; }
     signed = true;
     $("nav").hidden = false;
-    if (isForbidden(error)) { fail(error, $("main")); $("sign-out").hidden = !hasToken(); return; }
+    if (isForbidden(error)) {
+      fail(error, $("main"));
+      mark($("live"), "not for this role", "warn");
+      $("sign-out").hidden = !hasToken();
+      return;
+    }
     connection(error);
     setTimeout(begin, POLL_MS);
     return;

@@ -50,16 +50,24 @@ export class Trend {
   reasons() {
     const found = {};
     for (const [name, values] of Object.entries(this.routed)) {
-      const [tier, reason] = name.split(".");
-      const total = sum(values);
+      const [tier, reason] = parted(name), total = sum(values);
       if (total) (found[tier] ||= {})[reason] = total;
     }
     return found;
   }
 
-  /* The part of each tier of those that went to either, per slot. */
+  /* From the lightest to the best; those in between are named by their backends. */
+  tiers() {
+    const found = Object.keys(this.reasons()).filter((tier) => tier !== "none"), rank = (tier) => ({ light: 0, large: 2 }[tier] ?? 1);
+    return found.sort((a, b) => rank(a) - rank(b));
+  }
+
+  /* The part of a tier of those that could have gone to any, per slot. */
   share(tier) {
-    const of = (wanted, i) => sum(Object.entries(this.routed).filter(([name]) => name.startsWith(wanted + ".")).map(([, values]) => values[i]));
-    return this.at.map((_, i) => { const both = of("light", i) + of("large", i); return both ? of(tier, i) / both : null; });
+    const at = (wanted, i) => sum(Object.entries(this.routed).filter(([name]) => parted(name)[0] === wanted).map(([, values]) => values[i]));
+    const tiers = this.tiers();
+    return this.at.map((_, i) => { const all = sum(tiers.map((each) => at(each, i))); return all ? at(tier, i) / all : null; });
   }
 }
+
+const parted = (name) => [name.slice(0, name.lastIndexOf(".")), name.slice(name.lastIndexOf(".") + 1)];

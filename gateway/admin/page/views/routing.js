@@ -21,10 +21,10 @@ export function routing() {
     rules: card("Light or large", { span: 12, note: "what each route asks of its two models, now", id: "rules" }, rules.node),
     charts: [chart],
     draw(trend) {
-      chart.update(trend.at, trend.step, ["light", "large"].map((tier) => ({ name: tier, label: tier, key: tier, values: trend.share(tier), latest: overall(trend, tier) })));
+      chart.update(trend.at, trend.step, trend.tiers().map((tier, i) => ({ name: tier, label: tier, key: keyOf(tier, i), values: trend.share(tier), latest: overall(trend, tier) })));
       const rows = Object.entries(trend.reasons()).flatMap(([tier, reasons]) => Object.entries(reasons).map(([reason, n]) => ({ tier, reason, n })));
       const all = sum(rows.map((row) => row.n));
-      why.update(rows.sort((a, b) => b.n - a.n).map(({ tier, reason, n }) => [head(tier === "none" ? "–" : tier, tier), reason, { text: WHY[reason] || "", name: "quiet" }, num(count(n)), num(percent(n / all))]));
+      why.update(rows.sort((a, b) => b.n - a.n).map(({ tier, reason, n }) => [head(tier === "none" ? "–" : tier, keyOf(tier, trend.tiers().indexOf(tier))), reason, { text: WHY[reason] || "", name: "quiet wrap" }, num(count(n)), num(percent(n / all))]));
     },
     update(stats) {
       const part = (share) => percent(share);
@@ -39,6 +39,9 @@ export function routing() {
 
 function overall(trend, tier) {
   const reasons = trend.reasons(), of = (name) => sum(Object.values(reasons[name] || {}));
-  const both = of("light") + of("large");
-  return both ? of(tier) / both : null;
+  const all = sum(trend.tiers().map(of));
+  return all ? of(tier) / all : null;
 }
+
+/* The colour of a tier: those in between have no name of their own. */
+const keyOf = (tier, i) => (["light", "large", "none"].includes(tier) ? tier : `c${1 + (i % 5)}`);
