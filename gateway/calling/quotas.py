@@ -83,8 +83,9 @@ class Quotas:
             self._used = True
             self._woken.set()
         try:
+            owed = self._owes(demands)  # the store may hear of it right after it has refused
             taken = await self._store.take(demands)
-            if not taken.granted and any(d.key in self._owing for d in demands):
+            if not taken.granted and (owed or self._owes(demands)):
                 await self.flush()  # what has just been given back may be what is missing
                 taken = await self._store.take(demands)
         except StoreUnavailable as error:
@@ -180,6 +181,9 @@ class Quotas:
         except StoreUnavailable:
             return False  # the last known number stands
         return True
+
+    def _owes(self, demands: Sequence[Demand]) -> bool:
+        return any(demand.key in self._owing for demand in demands)
 
     def _add(self, returns: Sequence[Return], *, wake: bool = True) -> None:
         for item in returns:
