@@ -24,9 +24,8 @@ from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
 from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_journal import Journal
-from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.redis_store import RedisStore, connect
 from gateway.adapters.system_clock import SystemClock
 from gateway.messages import Entry
 from gateway.observing.metrics import LATENCY_BUCKETS

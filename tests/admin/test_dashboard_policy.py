@@ -9,6 +9,7 @@ from tests.fixtures.gateways import TIERS
 from tests.fixtures.waiting import until
 
 pytestmark = LOOP
+SUPPORT = "version: 1\nroutes:\n  - {name: support, match: {headers: {x-app: support}}, route: {backend: light}}\n"
 CHANGED = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.4")
 
 
@@ -61,13 +62,30 @@ async def test_a_change_made_meanwhile_is_not_written_over(shown: Shown) -> None
     page, gateway = shown.page, shown.served.gateway
     await shown.open("policy")
     await expect(page.get_by_text("no faults; as it is in force")).to_be_visible()
+    await page.get_by_label("Policy file").fill(CHANGED)
     (gateway.config.policies / "default.yaml").write_text(TIERS.replace("0.5", "0.9"))
     assert await gateway.policies.reload() == ()
-    await page.get_by_label("Policy file").fill(CHANGED)
+    await expect(page.get_by_text("Another policy has come into force meanwhile")).to_be_visible()
     await page.get_by_role("button", name="Apply").click()
     await page.get_by_role("dialog").get_by_role("button", name="Apply").click()
     await expect(page.get_by_role("alert").filter(has_text="That did not work")).to_contain_text(gateway.policy.hash)
     assert "0.9" in (gateway.config.policies / "default.yaml").read_text()
+    await page.get_by_role("button", name="Discard").click()
+    await expect(page.get_by_label("Policy file")).to_have_value(TIERS.replace("0.5", "0.9"))
+
+
+async def test_what_is_written_in_one_file_stays_while_another_is_looked_at(shown: Shown) -> None:
+    page, policies = shown.page, shown.served.gateway.config.policies
+    (policies / "support.yaml").write_text(SUPPORT)
+    assert await shown.served.gateway.policies.reload() == ()
+    await shown.open("policy?file=support.yaml")
+    area, files = page.get_by_label("Policy file"), page.get_by_label("File", exact=True)
+    await expect(area).to_have_value(SUPPORT)
+    await area.fill(SUPPORT + "# a note\n")
+    await files.select_option("default.yaml")
+    await expect(area).to_have_value(TIERS)
+    await files.select_option("support.yaml")
+    await expect(area).to_have_value(SUPPORT + "# a note\n")
 
 
 async def test_a_policy_is_tried_on_the_traffic_that_was_recorded(showing: Showing) -> None:

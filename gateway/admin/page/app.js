@@ -45,7 +45,9 @@ function show({ focus = false } = {}) {
   root.replaceChildren();
   say($("title"), view.title);
   for (const link of $("nav").querySelectorAll("a")) {
-    if (link.dataset.view === name) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (link.dataset.view !== name) { link.removeAttribute("aria-current"); continue; }
+    link.setAttribute("aria-current", "page");
+    link.scrollIntoView({ block: "nearest", inline: "center" }); // a narrow window shows some of them
   }
   const context = { params, may, stats, fail: (error, where) => fail(error, where || root), remember: (values) => remember(name, values) };
   shown = { name, parts: view.mount(root, context) };

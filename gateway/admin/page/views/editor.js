@@ -14,6 +14,7 @@ export function diffed(text) {
 
 export function editing({ fail, signal, editable, etag, applied }) {
   let file = "", original = "", timer = null, asking = null, faults = [];
+  const drafts = new Map(); // of files that were left in the middle of a change
   const gutter = el("div", { class: "gutter", "aria-hidden": "true" });
   const area = el("textarea", { class: "code", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", "aria-label": "Policy file", "aria-describedby": "editor-verdict",
     on: { input: () => { number(); later(); }, scroll: () => { gutter.scrollTop = area.scrollTop; } } });
@@ -22,7 +23,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
   const change = el("div", { id: "editor-diff" });
   const comment = el("input", { type: "text", maxlength: 500, placeholder: "why, for the history", size: 34 });
   const apply = el("button", { type: "button", class: "primary", disabled: true, on: { click: put } }, "Apply");
-  const revert = el("button", { type: "button", disabled: true, on: { click: () => { area.value = original; open(file, original); } } }, "Discard");
+  const revert = el("button", { type: "button", disabled: true, on: { click: () => { area.value = original; applied(); } } }, "Discard");
   const bar = el("div", { class: "form" }, apply, revert, el("label", { class: "field" }, "Comment", comment));
   const node = el("div", { class: "editing" }, el("div", { class: "editor" }, gutter, area), el("div", { class: "beside" }, verdict, list, change), bar);
 
@@ -98,10 +99,14 @@ export function editing({ fail, signal, editable, etag, applied }) {
 
   /* What was being written is not thrown away for a policy that has come into force meanwhile. */
   function open(name, content) {
-    const dirty = name === file && area.value !== original && area.value !== content;
+    if (name === file) {
+      if (!dirty()) area.value = content;
+    } else {
+      if (dirty()) drafts.set(file, area.value); else drafts.delete(file);
+      area.value = drafts.get(name) ?? content;
+    }
     file = name;
     original = content;
-    if (!dirty) area.value = content;
     area.setAttribute("aria-label", `Policy file ${name}`);
     revert.disabled = area.value === original;
     faults = [];
@@ -109,5 +114,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
     check();
   }
 
-  return { node, content: () => area.value, open, end() { clearTimeout(timer); asking?.abort(); } };
+  const dirty = () => area.value !== original;
+
+  return { node, dirty, content: () => area.value, open, end() { clearTimeout(timer); asking?.abort(); } };
 }

@@ -15,9 +15,11 @@ export function mount(root, context) {
   const warnings = el("ul", { class: "notes", "aria-label": "Warnings" });
   let files = {}, hash = "", editable = true;
   const editor = editing({ fail, signal: ended.signal, editable: () => editable && may("admin"), etag: () => hash, applied: load });
+  const meanwhile = el("div", { class: "alert warn", role: "alert", hidden: true }, el("strong", {}, "Another policy has come into force meanwhile"), el("p", {}, "What you write was begun on the one before, and will not be put over it. Keep a copy, and discard to see the new one."));
   const trial = trying({ fail, signal: ended.signal, content: () => [names.value, editor.content()] });
   const past = versions({ fail, signal: ended.signal, may, params, remember, changed: load, editable: () => editable });
   const box = card("Rules", { span: 12, id: "policy", actions: names }, warnings, editor.node);
+  box.insertBefore(meanwhile, editor.node);
   root.append(el("div", { class: "grid" }, box, trial.node, past.node));
 
   async function load() {
@@ -36,5 +38,13 @@ export function mount(root, context) {
     } catch (error) { fail(error); }
   }
   load();
-  return { unmount() { ended.abort(); editor.end(); } };
+  return {
+    /* Another one has come into force: shown at once, unless something is being written for the one before. */
+    update(stats) {
+      const other = hash && stats.policy.hash !== hash;
+      if (other && !editor.dirty()) load();
+      meanwhile.hidden = !other || !editor.dirty();
+    },
+    unmount() { ended.abort(); editor.end(); },
+  };
 }
