@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from bench.__main__ import body
 from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
-from bench.load import request_bytes, run
+from bench.load import children, request_bytes, rss_mb, run
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_store import RedisStore, connect
@@ -33,8 +34,8 @@ from gateway.observing.quantiles import quantile_of
 
 CONFIG = """
 version: 1
-server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}, max_inflight: 4096}}
-embedder: {{adapter: hash}}
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}, max_inflight: 4096, workers: {workers}}}
+embedder: {{adapter: {embedder}}}
 store: {{url: "{store}", timeout: 5s}}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
@@ -81,8 +82,8 @@ class Replica:
 
 
 @contextlib.contextmanager
-def replica(upstream: int, store: str) -> Iterator[Replica]:
-    with gateway_of(CONFIG, POLICY, store=store, upstream=upstream) as it:
+def replica(upstream: int, store: str, workers: int = 1, embedder: str = "hash") -> Iterator[Replica]:
+    with gateway_of(CONFIG, POLICY, store=store, upstream=upstream, workers=workers, embedder=embedder) as it:
         yield Replica(it.process.pid, it.port, it.admin)
 
 
@@ -247,6 +248,35 @@ async def measure(count: int, arguments: argparse.Namespace, upstream: int) -> s
     return f"{count:>8} {a_second:>9.0f} {cpu_us:>7.0f} {100 * rate:>8.1f}{follows} {1e3 * removed:>8.0f} {calls:>8}"
 
 
+async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
+    """One address: exact hits a second, then semantic ones, which embed; and memory."""
+    with replica(upstream, "embedded", count, "onnx") as at:
+        async with aiohttp.ClientSession() as session:
+            while True:  # a supervisor listens before its workers do
+                with contextlib.suppress(aiohttp.ClientError):
+                    if "ok" in await text(session, f"{at.url}/healthz"):
+                        break
+                await asyncio.sleep(0.1)
+            await ask(session, at, "How do I reset the password of my account?")
+            await asyncio.sleep(3)  # for all of the others to have it
+        exact = [request_bytes(body("How do I reset the password of my account?"))] * arguments.requests
+        draw = random.Random(5)
+        words = "How can I reset the password of my account"
+        # Other texts with the same tokens, as the model is uncased: no memory of texts helps.
+        texts = ("".join(c.upper() if draw.random() < 0.5 else c for c in words) for _ in itertools.count())
+        semantic = [request_bytes(body(next(texts))) for _ in range(arguments.requests // 10)]
+        await run(at.port, at.pid, exact[:200], connections=32)
+        fast = await run(at.port, at.pid, exact, connections=32, expect=b"exact")
+        close = await run(at.port, at.pid, semantic, connections=32, expect=b"semantic")
+        pids = [at.pid] if count == 1 else [at.pid, *filter(is_python, children(at.pid))]
+        memory = sum(map(rss_mb, pids))
+    return f"{count:>8} {fast.per_second:>9.0f} {close.per_second:>10.0f} {close.p50_ms:>9.1f} {memory:>8.0f}"
+
+
+def is_python(pid: int) -> bool:
+    return b"gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 async def all_of_it(arguments: argparse.Namespace) -> None:
     print(f"exact hits a second at all at once, and CPU of one; hits of {arguments.questions} questions in turn;")
     print(f"{arguments.rate} entries a second written by somebody else: ms until a change is in force, ms until the")
@@ -258,11 +288,16 @@ async def all_of_it(arguments: argparse.Namespace) -> None:
     with server(["bench.servers", "upstream", str(upstream)], upstream):
         for count in arguments.gateways:
             print(await measure(count, arguments, upstream), flush=True)
+        print("\nworkers behind one address, embedded store, the ONNX model in each, 32 connections")
+        print(f"{'workers':>8} {'exact/s':>9} {'semantic/s':>10} {'p50 ms':>9} {'MB':>8}")
+        for count in arguments.workers:
+            print(await of_workers(count, arguments, upstream), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-replicas", description=__doc__)
     parser.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--questions", type=int, default=2_000)
     parser.add_argument("--requests", type=int, default=10_000, help="exact hits for each gateway")
     parser.add_argument("--rate", type=int, default=1_000, help="entries a second")

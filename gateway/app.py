@@ -145,6 +145,7 @@ class Gateway:
         """What to do after an attempt to reload: None means that it failed and the last good one stays."""
         if policy is not None:
             self.apply(policy)
+            self.parts.fleet.policy(policy.hash)
             LOG.info("policy reloaded", extra={"fields": {"hash": policy.hash}})
         else:
             LOG.error("policy rejected, the last good one stays", extra={"fields": {"faults": list(map(str, faults))}})
@@ -269,6 +270,7 @@ async def running(
             policies,
             hired,
         )
+        gateway.parts.fleet.on_policy(stack, gateway.policies.reload, lambda: gateway.policy.hash)
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         await gateway.removal.refresh()  # before anything of the store is served

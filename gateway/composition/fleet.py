@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 from gateway.backends.pool import Pool
-from gateway.background import run_within
+from gateway.background import Background, run_within
 from gateway.cache.control.route_control import Said
 from gateway.composition.parts import Stores
-from gateway.errors import StoreUnavailable
+from gateway.errors import Refused, StoreUnavailable
 from gateway.ports import Clock
 from gateway.ports.replication import number_of
 from gateway.quality.elsewhere import Elsewhere
@@ -22,6 +23,7 @@ from gateway.spaces import Spaces
 from gateway.stages.feedback import Heed
 from gateway.upkeep.tail import Tail
 
+LOG = logging.getLogger("nearhit.replication")
 START = "0-0"
 PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
 
@@ -82,6 +84,30 @@ class Fleet:
 
         if self._sharing is not None:
             self._sharing.on("opened", hear)
+
+    def policy(self, hash_of_it: str) -> None:
+        """Another one is in force here."""
+        self.teller("policy")(hash_of_it)
+
+    def on_policy(self, stack: AsyncExitStack, reload: Callable[[], Awaitable[object]], own: Callable[[], str]) -> None:
+        """Another gateway has another policy in force: the files are looked at now, and not at the next look. What is
+        in force here stays what they say."""
+        looking = Background(1)
+        stack.push_async_callback(looking.close)
+
+        async def look(told: str) -> None:
+            with suppress(Refused):  # there are no files
+                await reload()
+            if own() != told:
+                fields = {"own": own(), "other": told}
+                LOG.warning("another gateway on this store has another policy in force", extra={"fields": fields})
+
+        def hear(told: str) -> None:
+            if told != own():
+                looking.start("policy", look(told))
+
+        if self._sharing is not None:
+            self._sharing.on("policy", hear)
 
     def feedback(self, stack: AsyncExitStack, heed: Heed) -> Heed:
         """Asks the others, and answers what they ask by `heed`."""

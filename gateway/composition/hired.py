@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gateway.upkeep.evictions import OF_MEMORY
 VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`
 FOLDER = "workers"
 FIGURES_EVERY_S = 2.0
+FOLDED = 8  # files of processes that have ended, before they become one
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,33 @@ def _read(folder: Path) -> tuple[list[bytes], list[bytes]]:
     """Of the other processes: those that live, and those that have ended."""
     alive: list[bytes] = []
     ended: list[bytes] = []
-    for path in folder.iterdir():
-        if path.suffix or path.name == str(os.getpid()):
-            continue
-        living = Path("/proc", path.name).exists()
-        (alive if living else ended).append(path.read_bytes())
+    with _alone(folder, fcntl.LOCK_SH):
+        for path in folder.iterdir():
+            if path.suffix or path.name == str(os.getpid()):
+                continue
+            living = Path("/proc", path.name).exists()
+            (alive if living else ended).append(path.read_bytes())
     return alive, ended
+
+
+def fold(folder: Path) -> None:
+    """What processes that have ended have left becomes one file, where there are some of them. By the supervisor."""
+    with _alone(folder, fcntl.LOCK_EX):
+        ended = [path for path in folder.iterdir() if not path.suffix and not Path("/proc", path.name).exists()]
+        if len(ended) < FOLDED:
+            return
+        into = Telemetry()
+        merge(into, Telemetry(), (), [path.read_bytes() for path in ended])
+        for path in ended:
+            path.unlink()
+        (folder / "ended").write_bytes(packed(into))
+
+
+@contextmanager
+def _alone(folder: Path, how: int) -> Iterator[None]:
+    with (folder / "lock.lock").open("w") as lock:
+        fcntl.flock(lock, how)
+        yield
 
 
 def figures_folder(data_dir: Path) -> Path:

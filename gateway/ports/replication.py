@@ -15,7 +15,6 @@ class ChangeKind(StrEnum):
     RECORDS = "records"  # entries came that no index finds: fingerprints
     COUNTEREXAMPLE = "counterexample"  # its key
     BANS = "bans"  # something was removed; nothing further
-    POLICY = "policy"  # in force at that gateway: its hash
     SAID = "said"  # what a gateway tells the others beside what it stores: base64 of msgpack, a topic and what it needs
 
 

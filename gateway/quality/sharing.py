@@ -25,6 +25,7 @@ PAGE = 200
 GATHER_S = 0.1
 TRAFFIC_S = 2.0  # between two sayings of what has come by: a line a route
 RETRY_S = 1.0
+NEWS_S = 30.0  # after which what is no knowledge is none for who hears it
 
 Hearer = Callable[..., None]
 
@@ -40,7 +41,7 @@ class Sharing:
         self._last: str | None = None
         self._some = asyncio.Event()
         self._hearers: dict[str, Hearer] = {}
-        self._since: dict[str, Callable[[str], str | None]] = {}
+        self._since: dict[str, Callable[[str], str | None] | None] = {}
 
     def tell(self, topic: str, *words: Any) -> None:
         """Soon. `words`: what msgpack can carry."""
@@ -48,27 +49,33 @@ class Sharing:
         self._unsaid.append(base64.b64encode(packed).decode())
         self._some.set()
 
-    def on(self, topic: str, hear: Hearer, since: Callable[[str], str | None] = lambda _: None) -> None:
+    def on(self, topic: str, hear: Hearer, since: Callable[[str], str | None] | None = None) -> None:
         """`hear` is given the words of that topic which another gateway has said; what it raises as `ValueError` or
         `TypeError` is a line of another version. `since`: of what the second word names, the position up to which it is
-        known already."""
+        known already. Without it only what is said now is heard: a start goes through what was said before, too."""
         self._hearers[topic] = hear
         self._since[topic] = since
 
-    async def apply(self, changes: Sequence[Change], _: float) -> None:
+    async def apply(self, changes: Sequence[Change], now: float) -> None:
+        """`now`: by the store's clock."""
         for change in changes:
             if change.kind is ChangeKind.SAID and change.by != self._gateway:
                 try:
-                    self._hear(change)
+                    self._hear(change, now)
                 except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
                     LOG.debug("not understood", extra={"fields": {"by": change.by, "error": type(error).__name__}})
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: Change, now: float) -> None:
         topic, *words = msgpack.unpackb(base64.b64decode(change.value), use_list=False, strict_map_key=False)
         hear = self._hearers.get(topic)
         if hear is None:
             return
-        known = self._since[topic](words[1]) if len(words) > 1 else None
+        since = self._since[topic]
+        if since is None:
+            if now - change.at < NEWS_S:
+                hear(*words)
+            return
+        known = since(words[1])
         if known is None or number_of(change.position) > number_of(known):
             hear(*words)
 

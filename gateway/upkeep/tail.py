@@ -15,7 +15,7 @@ LOG = logging.getLogger("nearhit.replication")
 # Between two readings while changes come: they gather into one, which costs as much as one of them. What it adds to the
 # lag is half of it on average.
 GATHER_S = 0.02
-RETRY_S = 0.5
+RETRY_S, FAULT_S = 0.5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,14 @@ class Tail:
                     await self._log.wait(page.position)
             except StoreUnavailable as error:
                 LOG.debug("the log of changes is not read", extra={"fields": {"error": str(error)}})
-                self._told(Lag(0, self._clock.monotonic() - self._known_at))
-                await asyncio.sleep(RETRY_S)
+                await self._rest(RETRY_S)
+            except Exception:  # whatever it is, what comes after it must not be missed in silence
+                LOG.exception("changes could not be applied")
+                await self._rest(FAULT_S)
+
+    async def _rest(self, seconds: float) -> None:
+        self._told(Lag(0, self._clock.monotonic() - self._known_at))
+        await asyncio.sleep(seconds)
 
     async def step(self) -> Page:
         """Applies what comes next. Raises `StoreUnavailable`; then it comes again."""

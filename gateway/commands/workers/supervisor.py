@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from gateway.adapters.child import death_signal_prefix
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.commands.workers.note import note_of
-from gateway.composition.hired import VARIABLE, Hired, figures_folder
+from gateway.composition.hired import VARIABLE, Hired, figures_folder, fold
 from gateway.composition.parts import DataDirLock, listening
 from gateway.config import Config
 from gateway.errors import StartFailed
@@ -154,6 +154,7 @@ class Supervisor:
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
+            await asyncio.to_thread(fold, figures_folder(self._ground.config.data_dir))
             if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
                 continue
             if time.monotonic() - worker.begun > STEADY_S:
