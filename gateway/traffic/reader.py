@@ -23,6 +23,7 @@ from gateway.traffic.segments import segments_in
 from gateway.written.units import parse_positive_duration
 
 _LAST = re.compile(r"last-(\S+)")
+MAX_REQUESTS = 250_000  # some 5 kB of memory each, their replays included
 EXPECTED = "expected last-24h, or a segment or a folder of segments"
 
 
@@ -43,13 +44,13 @@ class Traffic:
     notes: tuple[str, ...]  # what could not be read, a sentence each
 
 
-def read_traffic(wanted: str, folder: Path, now: float) -> Traffic:
-    """`wanted`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. Raises
-    `TrafficUnreadable`."""
+def read_traffic(wanted: str, folder: Path, now: float, most: int = MAX_REQUESTS) -> Traffic:
+    """`wanted`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `most`: requests that
+    are read, where a segment alone has not more. Raises `TrafficUnreadable`."""
     last = _LAST.fullmatch(wanted)
     since = 0.0 if last is None else now - _duration(last[1], wanted)
     paths = _paths(folder if last else Path(wanted), None if last else wanted)
-    return _joined(_within(paths, since), since, wanted)
+    return _joined(_within(paths, since), since, wanted, most)
 
 
 def _duration(text: str, wanted: str) -> float:
@@ -83,15 +84,20 @@ def _within(paths: list[Path], since: float) -> list[Path]:
     return [path for path in paths if path.stat().st_mtime >= since]
 
 
-def _joined(paths: list[Path], since: float, wanted: str) -> Traffic:
+def _joined(paths: list[Path], since: float, wanted: str, most: int) -> Traffic:
+    """Newest segments first, as many as there is room for."""
     headings: list[Heading] = []
     notes: list[str] = []
     requests: list[Recorded] = []
     labels: list[Labelled] = []
-    for path in paths:
-        for row in _rows(path, headings, notes):
-            if row.at >= since:
-                requests.append(row) if isinstance(row, Recorded) else labels.append(row)
+    for path in reversed(paths):
+        rows = [row for row in _rows(path, headings, notes) if row.at >= since]
+        if requests and len(requests) + len(rows) > most:
+            headings.pop()
+            notes.append(f"only the last {len(requests)} requests of {wanted} are replayed: more do not go into memory")
+            break
+        requests += (row for row in rows if isinstance(row, Recorded))
+        labels += (row for row in rows if isinstance(row, Labelled))
     if not requests:
         said = f" ({notes[0]})" if notes else ""
         raise TrafficUnreadable(f"no request was recorded in {wanted}{said}, expected routes with record: on")
@@ -103,7 +109,7 @@ def _joined(paths: list[Path], since: float, wanted: str) -> Traffic:
         )
     requests.sort(key=lambda row: row.at)
     labels.sort(key=lambda row: row.at)
-    return Traffic(tuple(requests), tuple(labels), headings[0], tuple(notes))
+    return Traffic(tuple(requests), tuple(labels), headings[-1], tuple(notes))
 
 
 def _rows(path: Path, headings: list[Heading], notes: list[str]) -> Iterator[Row]:

@@ -174,3 +174,15 @@ async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_pat
     assert traffic.heading.headers == ()
     assert traffic.requests[-1].given.headers == (("x-app", "a"),)  # no credentials, whatever the policy matches by
     assert len({row.policy for row in traffic.requests}) == 2
+
+
+async def test_of_more_than_goes_into_memory_the_last_are_read(upstream: Upstream, tmp_path: Path) -> None:
+    bounds = {"segment_size": "1B"}
+    async with gateway_of(config(tmp_path, upstream, traffic=bounds), records("on")) as served:
+        for number in range(4):
+            await served.chat(f"{FIRST} {number}")
+            await served.gateway.parts.recorder.flush()
+        traffic = read_traffic(str(tmp_path / "traffic"), tmp_path, 0.0, most=2)
+    assert len(traffic.requests) == 2
+    assert traffic.notes[0].startswith("only the last 2 requests of ")
+    assert traffic.heading.started <= traffic.requests[0].at + 1.0
