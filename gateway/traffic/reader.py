@@ -92,11 +92,12 @@ def _joined(paths: list[Path], since: float, wanted: str, most: int) -> Traffic:
     labels: list[Labelled] = []
     for path in reversed(paths):
         rows = [row for row in _rows(path, headings, notes) if row.at >= since]
-        if requests and len(requests) + len(rows) > most:
+        more = [row for row in rows if isinstance(row, Recorded)]
+        if requests and len(requests) + len(more) > most:
             headings.pop()
             notes.append(f"only the last {len(requests)} requests of {wanted} are replayed: more do not go into memory")
             break
-        requests += (row for row in rows if isinstance(row, Recorded))
+        requests += more
         labels += (row for row in rows if isinstance(row, Labelled))
     if not requests:
         said = f" ({notes[0]})" if notes else ""
