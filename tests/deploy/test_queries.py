@@ -17,7 +17,7 @@ from tests.fixtures.debian import program
 from tests.fixtures.prometheus import Prometheus, prometheus
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
-KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "autoscaling.yaml"
+KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
 WAIT_S = 15.0
 # Series that this traffic does not make, and why.
@@ -115,16 +115,21 @@ async def test_an_unknown_metric_is_found_out(scraped: Prometheus) -> None:
 
 
 def scaling() -> list[str]:
-    found = []
-    for document in yaml.safe_load_all(KUBERNETES.read_text()):
-        if document["kind"] == "ConfigMap":
-            adapter = yaml.safe_load(document["data"]["config.yaml"])["externalRules"]
-            found += [rule[key] for rule in adapter for key in ("seriesQuery", "metricsQuery")]
-        elif document["kind"] == "ScaledObject":
-            found += [trigger["metadata"]["query"] for trigger in document["spec"]["triggers"]]
-    return [query.replace("<<.LabelMatchers>>", 'backend="large"') for query in found]
+    """What prometheus-adapter and KEDA would ask, less the labels that only pods have."""
+    adapter = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]
+    found = [rule[key] for rule in adapter["external"] for key in ("seriesQuery", "metricsQuery")]
+    found += [rule["metricsQuery"].replace("<<.GroupBy>>", "instance") for rule in adapter["custom"]]
+    for file in (KUBERNETES / "model-servers.yaml", KUBERNETES / "keda" / "keda.yaml"):
+        for document in yaml.safe_load_all(file.read_text()):
+            if document["kind"] == "ScaledObject":
+                queries = [trigger["metadata"].get("query") for trigger in document["spec"]["triggers"]]
+                found += [query for query in queries if query is not None]
+    labels = {"external": 'backend="large"', "custom": 'job="nearhit"'}
+    return [
+        query.replace("<<.LabelMatchers>>", labels["custom" if "__name__" in query else "external"]) for query in found
+    ]
 
 
 async def test_what_is_scaled_by_has_a_value(scraped: Prometheus) -> None:
-    assert len(scaling()) == 5
+    assert len(scaling()) == 8
     assert await empty(scraped, scaling()) == []
