@@ -29,7 +29,8 @@ class Dashboard:
 
     def __init__(self, parts: Parts, stores: Stores, observed: Observed, policy: Callable[[], Policy]) -> None:
         """`policy` returns the one in force."""
-        self._entries = EntriesHandler(lambda: parts.spaces.serving.store, parts.evictions, policy, parts.clock)
+        spaces = parts.spaces  # the parts themselves would keep a former space in memory
+        self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
         self.decisions = Decisions()
         self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
         self.observer = observed(parts, self.decisions)

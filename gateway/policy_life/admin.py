@@ -170,11 +170,11 @@ def policy_admin_of(
     config: Config, parts: Parts, life: PolicyLife, policy: Callable[[], Policy], stats: Stats
 ) -> PolicyAdmin:
     """`policy` returns the one in force."""
-    spaces = parts.spaces
+    spaces, telemetry = parts.spaces, parts.telemetry  # the parts themselves would keep a former space in memory
     return PolicyAdmin(
         life,
         policy,
         lambda: stats.report()["policy"],
-        lambda: unmet_budgets(policy(), parts.telemetry),
+        lambda: unmet_budgets(policy(), telemetry),
         Trial(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
     )

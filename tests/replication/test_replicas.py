@@ -175,6 +175,30 @@ async def test_a_gateway_that_was_away_goes_on_where_its_checkpoint_ends(
         assert is_semantic(await back.chat(OTHER_SAME))
 
 
+async def test_a_gateway_that_was_killed_goes_on_where_its_last_checkpoint_ends(
+    start: Start, upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has stored and forgotten itself since then is in the log, too."""
+    caplog.set_level("INFO", "nearhit")
+    checkpoint = tmp_path / "killed" / "index" / "checkpoint"
+    async with on(outside_store, upstream, tmp_path / "killed") as killed:
+        await recovered(killed)
+        await asked(killed, ASKED)
+        checkpoints = killed.gateway.parts.space.checkpoints
+        assert checkpoints is not None
+        await checkpoints.save()
+        kept = checkpoint.read_bytes()
+        await let_go(killed)
+        await asked(killed, OTHER)
+    checkpoint.write_bytes(kept)  # as if it had had no time to write another one
+    async with on(outside_store, upstream, tmp_path / "killed") as back:
+        await recovered(back)
+        assert "the index goes on where its checkpoint ends" in caplog.messages
+        assert size(back) == 1
+        assert is_semantic(await back.chat(OTHER_SAME))
+        assert is_miss(await back.chat(SAME))
+
+
 async def test_a_store_that_was_away_is_followed_again(
     upstream: Upstream, tmp_path: Path, store_servers: Callable[..., OutsideServer]
 ) -> None:

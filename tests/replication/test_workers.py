@@ -174,3 +174,14 @@ async def test_workers_that_cannot_start_end_the_supervisor(tmp_path: Path) -> N
     with pytest.raises(AssertionError, match="NOBODY_HAS_SET_THIS"):
         async with served_by_process(config):
             pass
+
+
+async def test_a_port_that_other_workers_have_is_taken(served: Workers, tmp_path: Path) -> None:
+    """SO_REUSEPORT alone would have the two share it."""
+    port = int(served.url.rpartition(":")[2])
+    server = {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0", "workers": 2}
+    backends = {"main": {"adapter": "openai", "url": "http://127.0.0.1:1"}}
+    config = write_config(tmp_path, backends, server=server, data_dir=str(tmp_path / "var"))
+    with pytest.raises(AssertionError, match="the port is taken"):
+        async with served_by_process(config):
+            pass

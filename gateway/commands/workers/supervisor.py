@@ -209,7 +209,10 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
     """Workers that listen, until the end of the block. `arguments`: of the command line, for them to have the same.
     Raises `StartFailed` or `ChildFailed`."""
     async with AsyncExitStack() as stack:
-        lock = DataDirLock(config.data_dir)
+        try:
+            lock = DataDirLock(config.data_dir)
+        except StartFailed as error:
+            raise StartFailed(f"{error}; nearhit restart makes one with workers start them anew") from None
         stack.callback(lock.release)
         stack.callback(lambda: note_of(config.data_dir).unlink(missing_ok=True))
         figures = figures_folder(config.data_dir)
@@ -236,7 +239,10 @@ async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[s
     """`count` sockets that listen at one address. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    family, _, _, _, (host, port, *_) = found[0]
+    # Of a name with both, such as localhost, the older one: there is one family to a socket.
+    family, _, _, _, (host, port, *_) = min(found, key=lambda each: each[0] != socket.AF_INET)
+    if count > 1:  # a group that somebody else has begun would be joined without a word
+        socket.create_server((host, port), family=family).close()
     bound: list[socket.socket] = []
     for _ in range(count):
         made = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=count > 1)
