@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.errors import Refused
 from gateway.written.units import Address
 
 CONNECT_S = 5.0
+BETWEEN_S = 0.1  # two looks for a gateway that is still starting
 # A removal looks through the whole store before it answers: a million entries take minutes.
 ANSWER_S = 900.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
@@ -29,11 +31,12 @@ class CommandFailed(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a gateway's ports are, as URLs without a slash at their end."""
+    """Where a gateway's ports are, as URLs without a slash at their end. `wait_s`: how long one may take to listen."""
 
     admin: str
     data: str
     token: str | None
+    wait_s: float = 0.0
 
 
 def place_of(config: Path, environ: Mapping[str, str], admin: str | None, token_env: str | None) -> Place:
@@ -61,6 +64,22 @@ class AdminClient:
         self._place = place
         self._session = session
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+
+    async def awaited(self) -> None:
+        """Returns when somebody answers there, or has not for `Place.wait_s`: who asks next says so."""
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(self._place.wait_s):
+                while True:
+                    if await self._answers():
+                        return
+                    await asyncio.sleep(BETWEEN_S)
+
+    async def _answers(self) -> bool:
+        try:
+            async with self._session.get(self._place.admin):
+                return True
+        except aiohttp.ClientConnectorError:
+            return False
 
     async def get(self, path: str) -> dict[str, Any]:
         async with self._asked("GET", path) as response:
@@ -108,7 +127,10 @@ class AdminClient:
 async def connected(place: Place) -> AsyncIterator[AdminClient]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield AdminClient(place, session)
+        client = AdminClient(place, session)
+        if place.wait_s:
+            await client.awaited()
+        yield client
 
 
 async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:

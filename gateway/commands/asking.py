@@ -7,13 +7,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import orjson
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected, place_of
-from gateway.written.units import Address, parse_address
+from gateway.written.units import Address, parse_address, parse_duration
 
 T = TypeVar("T")
 GOOD, FAULT, USAGE = 0, 1, 2
@@ -51,11 +52,14 @@ def add_place(command: argparse.ArgumentParser) -> None:
     """The options that `place_given` reads beside --config."""
     command.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
     command.add_argument("--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env")
+    text = "for a gateway that is still starting, such as 30s; default: 0s"
+    command.add_argument("--wait", metavar="DURATION", type=duration, default=0.0, help=text)
 
 
 def place_given(arguments: argparse.Namespace) -> Place:
     """Raises `ConfigInvalid` or `StartFailed`."""
-    return place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+    place = place_of(arguments.config, os.environ, arguments.admin, arguments.token_env)
+    return replace(place, wait_s=getattr(arguments, "wait", 0.0))
 
 
 def asked(arguments: argparse.Namespace, ask: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
@@ -92,6 +96,14 @@ def address(text: str) -> Address:
     """HOST:PORT, for argparse."""
     try:
         return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def duration(text: str) -> float:
+    """Seconds, for argparse."""
+    try:
+        return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

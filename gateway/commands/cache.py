@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from gateway.commands.admin_client import AdminClient, CommandFailed, Place
+from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
 from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, place_given, tell
 from gateway.commands.cache_texts import purge_text, stats_text, warm_text
 from gateway.commands.progress import Advance, counted, waiting
@@ -193,6 +193,8 @@ def run_warm(arguments: argparse.Namespace) -> int:
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         total = count_prompts(plan)
+        async with connected(place):
+            pass  # where --wait is given, until somebody answers
         with counted("warming", total, "prompts", quiet=arguments.json) as done:
             summary = await warm(plan, total, done)
         tell(arguments, summary.as_json(), warm_text(summary))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.commands.admin_client import AdminClient
-from gateway.commands.asking import WrongUsage, answer, group, time_text
+from gateway.commands.asking import WrongUsage, answer, asked, group, tell, time_text
 
-ONCE = "this is the only time that it is shown: "
+ONCE = "this is the only time that its text is shown: "
 COSTS = ("cost_per_day", "cost_per_month")
 
 
@@ -58,7 +59,7 @@ def _add_terms(command: argparse.ArgumentParser) -> None:
 
 def run_create(arguments: argparse.Namespace) -> int:
     body = {"name": arguments.name, "tenant": arguments.tenant, "role": arguments.role, **_terms(arguments)}
-    return answer(arguments, lambda admin: admin.post("/admin/keys", body), made_text)
+    return _made(arguments, "/admin/keys", body)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def run_expire(arguments: argparse.Namespace) -> int:
 
 
 def run_rotate(arguments: argparse.Namespace) -> int:
-    return _posted(arguments, "/rotate", {"overlap": arguments.overlap}, made_text)
+    return _made(arguments, f"{_path(arguments)}/rotate", {"overlap": arguments.overlap})
 
 
 def run_revoke(arguments: argparse.Namespace) -> int:
@@ -98,6 +99,14 @@ def run_revoke(arguments: argparse.Namespace) -> int:
         return f"{said['id']} ({said['name']}) is revoked: within a second on every gateway of the store{unknown}"
 
     return _posted(arguments, "/revoke", {}, text)
+
+
+def _made(arguments: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
+    """The text alone on standard output, so that a variable can take it; what is to be said of it on the other one."""
+    said = asked(arguments, lambda admin: admin.post(path, body))
+    if not arguments.json:
+        sys.stderr.write(about_text(said) + "\n")
+    return tell(arguments, said, said["key"])
 
 
 def _posted(
@@ -125,9 +134,9 @@ def _terms(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def made_text(said: dict[str, Any]) -> str:
+def about_text(said: dict[str, Any]) -> str:
     warning = f"\nwarning: {said['warning']}" if "warning" in said else ""
-    return f"{said['key']}\n{ONCE}{said['id']}, {_of(said)}{warning}"
+    return f"{ONCE}{said['id']}, {_of(said)}{warning}"
 
 
 def list_text(said: dict[str, Any]) -> str:

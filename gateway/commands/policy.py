@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
-from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, say, tell
+from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, say, tell, time_text
 from gateway.config.load import load_config
 from gateway.policy.differences import difference
 from gateway.policy.load import LAST_FILE
@@ -69,7 +69,9 @@ def run_validate(arguments: argparse.Namespace) -> int:
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy/validate?{urlencode({'file': name})}"
-        return _said_of(arguments, *await admin.submit(path, content, {}))
+        status, said = await admin.submit(path, content, {})
+        await _hint(arguments, admin, status)
+        return _said_of(arguments, status, said)
 
     return asked(arguments, ask)
 
@@ -90,9 +92,23 @@ def run_apply(arguments: argparse.Namespace) -> int:
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy?{urlencode({'file': _name(arguments)})}"
-        return _said_of(arguments, *await admin.submit(path, content, _headers(arguments)))
+        status, said = await admin.submit(path, content, _headers(arguments))
+        await _hint(arguments, admin, status)
+        return _said_of(arguments, status, said)
 
     return asked(arguments, ask)
+
+
+async def _hint(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
+    """Where a file with faults would have been one more beside those in force: that may not have been meant."""
+    if status != 422 or arguments.name is not None or arguments.json:
+        return
+    names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
+    if names and _name(arguments) not in names:
+        sys.stderr.write(
+            f"{_name(arguments)} would be a file of its own beside {', '.join(names)}: --as {names[-1]} would make it "
+            "the new content of that one\n"
+        )
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:
@@ -115,10 +131,9 @@ def run_history(arguments: argparse.Namespace) -> int:
 
 
 def _line(version: Mapping[str, Any]) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version["at"]))
     changed = f"+{version['added']} -{version['removed']}"
     who = f"{version['author']} ({version['via']})" + (f"  {version['comment']}" if version["comment"] else "")
-    return f"{version['version']:>4}  {version['hash']}  {at}  {changed:<12}{who}"
+    return f"{version['version']:>4}  {version['hash']}  {time_text(version['at'])}  {changed:<12}{who}"
 
 
 def run_diff(arguments: argparse.Namespace) -> int:

@@ -16,13 +16,12 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from gateway.commands.asking import GOOD, address
+from gateway.commands.asking import GOOD, address, duration
 from gateway.commands.signals import until_signalled
 from gateway.errors import StartFailed
-from gateway.written.units import Address, parse_duration
+from gateway.written.units import Address
 
 LISTEN = Address("127.0.0.1", 9001)
-MOST_DELAY_S = 60.0
 MAX_BODY = 10 * 2**20
 SHOWN = 200  # characters of the question that an answer repeats
 
@@ -37,22 +36,11 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--delay",
         metavar="DURATION",
-        type=delay,
+        type=duration,
         default=0.0,
         help="before an answer begins, such as 300ms; default: 0s",
     )
     command.set_defaults(command=run)
-
-
-def delay(text: str) -> float:
-    """Seconds, for argparse."""
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if seconds > MOST_DELAY_S:
-        raise argparse.ArgumentTypeError(f"expected at most {MOST_DELAY_S:g}s, got {text!r}")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

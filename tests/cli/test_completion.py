@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from gateway.cli import build_parser, main
 from gateway.commands.completion import SHELLS
 from gateway.commands.manual import tree
+from tests.cli.test_top import on_a_terminal, read_until
 
 
 def completed(script: Path, *words: str) -> set[str]:
@@ -43,6 +45,46 @@ def test_bash_completes_commands_options_and_choices(bash: Path) -> None:
 def test_bash_completes_files_where_a_file_is_expected(bash: Path, tmp_path: Path) -> None:
     (tmp_path / "request.json").touch()
     assert completed(bash, "nearhit", "explain", f"{tmp_path}/req") == {f"{tmp_path}/request.json"}
+
+
+CASES = [
+    ("nearhit doc", "nearhit doctor"),
+    ("nearhit cache ex", "nearhit cache export"),
+    ("nearhit cache purge --older", "nearhit cache purge --older-than"),
+    ("nearhit jobs list --state a", "nearhit jobs list --state active"),
+    ("nearhit explain req", "nearhit explain request.json"),
+]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_options_choices_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "request.json").touch()
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "nearhit.fish").write_text(capsys.readouterr().out)
+    for typed, meant in CASES:
+        asked = f"source nearhit.fish; complete -C '{typed}'"
+        run = subprocess.run(
+            ["fish", "--no-config", "-c", asked], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert [line.split("\t")[0] for line in run.stdout.splitlines()] == [meant.split()[-1]]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+async def test_zsh_completes_commands_options_choices_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its prompt, on a pseudo-terminal: it completes nowhere else."""
+    (tmp_path / "request.json").touch()
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "functions").mkdir()
+    (tmp_path / "functions" / "_nearhit").write_text(capsys.readouterr().out)
+    async with on_a_terminal("zsh", "-f", "-i", cwd=tmp_path, TERM="dumb") as (_, ours):
+        os.write(ours, b"fpath=($PWD/functions $fpath); autoload -U compinit; compinit -u -D; print rea''dy\n")
+        await read_until(ours, "ready")
+        for typed, meant in CASES:
+            os.write(ours, f"{typed}\t".encode())
+            await read_until(ours, f"{meant} ")
+            os.write(ours, b"\x15")  # ^U: the line away
 
 
 @pytest.mark.parametrize("shell", SHELLS)

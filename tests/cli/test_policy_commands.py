@@ -70,6 +70,18 @@ async def test_a_file_may_have_another_name_there(nearhit: Nearhit, file: Path, 
     assert (tmp_path / "policies" / "support.yaml").read_text() == SUPPORT
 
 
+async def test_a_file_with_faults_that_would_be_one_more_is_said_to_be_so(nearhit: Nearhit, file: Path) -> None:
+    other = file.with_name("new.yaml")
+    other.write_text(DEFAULT)
+    code, _, err = await nearhit("apply", other)
+    assert code == 1
+    assert err == (
+        "new.yaml would be a file of its own beside default.yaml: --as default.yaml would make it the new content of "
+        "that one\n"
+    )
+    assert (await nearhit("apply", other, "--as", "default.yaml"))[::2] == (0, "")
+
+
 @pytest.mark.parametrize("command", ["validate", "apply"])
 async def test_faults_are_listed_with_their_lines_and_exit_code_1(nearhit: Nearhit, file: Path, command: str) -> None:
     file.write_text(WRONG)

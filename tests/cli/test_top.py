@@ -9,7 +9,7 @@ import pty
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -65,14 +65,17 @@ async def test_no_gateway_there_is_a_sentence_and_exit_code_1(
 
 
 @asynccontextmanager
-async def watching(*arguments: str, **environ: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+async def on_a_terminal(
+    *command: str, cwd: Path | None = None, **environ: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """The command on a pseudo-terminal -> its process and our end."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "top", "--refresh", "0.1", *arguments),
+        *command,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
+        cwd=cwd,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environ},
     )
     os.close(theirs)
@@ -83,6 +86,10 @@ async def watching(*arguments: str, **environ: str) -> AsyncIterator[tuple[async
             process.kill()
         await process.wait()
         os.close(ours)
+
+
+def watching(*arguments: str, **environ: str) -> AbstractAsyncContextManager[tuple[asyncio.subprocess.Process, int]]:
+    return on_a_terminal(sys.executable, "-m", "gateway", "top", "--refresh", "0.1", *arguments, **environ)
 
 
 async def read_until(ours: int, words: str, said: str = "") -> str:
