@@ -102,8 +102,9 @@ class Evictions:
             if not self._unfinished:
                 self._unfinished = list(islice(self.ledger.surplus(self._max_entries, self._max_bytes), BATCH))
             names = [name for name, _ in self._unfinished]
-            await self._front.delete(names)
+            # In this order: what another gateway stores anew in between comes back by the log of changes.
             await self._spaces.forget(names)
+            await self._front.delete(names)
             for _, reason in self._unfinished:
                 self._telemetry.evictions.add(reason)
             self._unfinished = []

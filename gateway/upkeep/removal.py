@@ -175,8 +175,8 @@ class Removal:
                 continue
             names = [entry.fingerprint for entry in matched]
             outcome.match(matched, now)
+            await self._spaces.forget(names)  # first, as `Evictions` does it
             outcome.removed += await self._store.delete(names)
-            await self._spaces.forget(names)
             for entry in matched:
                 self._telemetry.purged.add(entry.route)
             if near is not None:
