@@ -24,7 +24,8 @@ from typing import Any
 from aiohttp import web
 from playwright.async_api import Browser, Page
 
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_timeline import RedisTimeline
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.history import KEEP, SHARED

@@ -25,8 +25,9 @@ from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
 from bench.load import children, request_bytes, rss_mb, run
 from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_journal import Journal
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.messages import Entry
 from gateway.observing.metrics import LATENCY_BUCKETS

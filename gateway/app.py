@@ -257,7 +257,7 @@ async def running(
             stack.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
         stack.callback(embedder.close)
-        stores = await open_stores(config, encoder.fingerprint, clock)
+        stores = await open_stores(config, environ, encoder.fingerprint, clock)
         stack.push_async_callback(stores.close)
         # No name for the parts: this frame lives as long as the gateway, and would keep a former space in memory.
         gateway = Gateway(

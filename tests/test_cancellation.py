@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 
 TURNS = 40  # of the event loop: more than connecting and one command take

@@ -12,7 +12,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from gateway.access.store import KeyChange, Outdated
-from gateway.adapters.redis_removal import DISK_MS
+from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
 from gateway.adapters.redis_store import PREFIX, RedisStore
 from gateway.errors import StoreUnavailable
 
@@ -67,18 +67,18 @@ class RedisKeys:
         arguments = [change.id, change.old or b"", change.new or b"", len(change.digests)]
         arguments += [*change.digests, *change.gone]
 
-        async def write(client: Any) -> list[Any]:
-            # One connection, since WAITAOF waits for what its own has written.
+        async def write(client: Any) -> tuple[Any, bool]:
+            replicas = await replicas_of(client) if synced else 0
             async with client.pipeline(transaction=False) as pipe:
                 await self._swap([KEYS, DIGESTS, VERSION], arguments, pipe)
                 if synced:
-                    pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-                return list(await pipe.execute(raise_on_error=False))
+                    ask_durable(pipe, replicas)
+                outcomes = await pipe.execute(raise_on_error=False)
+            return outcomes[0], synced and is_durable(outcomes[1:], replicas)
 
-        swapped, *waited = await self._store.execute(write, TIMEOUT_S)
+        swapped, durable = await self._store.execute(write, TIMEOUT_S)
         if isinstance(swapped, Exception):
             raise StoreUnavailable(f"the store refused: {swapped}"[:300])
         if not swapped:
             raise Outdated
-        # Servers before 7.2, or without an append-only file, refuse the question: then it is not known.
-        return bool(waited) and isinstance(waited[0], list) and int(waited[0][0]) >= 1
+        return durable

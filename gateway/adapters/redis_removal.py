@@ -6,12 +6,14 @@ Whoever removes answers can wait a little longer than a request: the limits here
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
 from gateway.adapters.redis_store import ENTRIES, PREFIX, VECTOR_FIELDS, RedisStore, entry_key, stored_vector
 from gateway.cache.records import RecordInvalid, decode
 from gateway.errors import StoreUnavailable
@@ -24,8 +26,8 @@ AUDIT = PREFIX + "audit"
 MAX_AUDIT = 1_000
 TIMEOUT_S = 5.0
 POLL_TIMEOUT_S = 0.25
-# With an append-only file that is written through every second, what was written is on the disk within it.
-DISK_MS = 1_500
+# Of the version: after a failover that lost its last steps, no later step is to lead to a number that was seen before.
+MAX_STEP = 2**20
 PAGE = 250  # entries whose sizes are asked for at once
 PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
 
@@ -50,25 +52,25 @@ class RedisRemovals:
         return await self._store.execute(lambda client: client.hvals(BANS), TIMEOUT_S)
 
     async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
-        async def write(client: Any) -> list[Any]:
-            # One connection, since WAITAOF waits for what its own has written. What is added goes before what it stands
-            # for is dropped, and the version after both.
+        async def write(client: Any) -> bool:
+            replicas = await replicas_of(client)
+            # What is added goes before what it stands for is dropped, and the version after both.
             async with client.pipeline(transaction=False) as pipe:
                 pipe.hset(BANS, mapping=dict(bans))
                 if drop:
                     pipe.hdel(BANS, *drop)
-                pipe.incr(VERSION)
+                pipe.incrby(VERSION, 1 + secrets.randbelow(MAX_STEP))
                 if self._store.journal is not None:
                     self._store.journal.note(pipe, ChangeKind.BANS)
-                pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-                return list(await pipe.execute(raise_on_error=False))
+                written = len(pipe)
+                ask_durable(pipe, replicas)
+                outcomes = await pipe.execute(raise_on_error=False)
+            for outcome in outcomes[:written]:
+                if isinstance(outcome, Exception):
+                    raise StoreUnavailable(f"the store refused: {outcome}"[:300])
+            return is_durable(outcomes[written:], replicas)
 
-        *written, waited = await self._store.execute(write, TIMEOUT_S)
-        for outcome in written:
-            if isinstance(outcome, Exception):
-                raise StoreUnavailable(f"the store refused: {outcome}"[:300])
-        # Servers before 7.2, or without an append-only file, refuse the question: then it is not known.
-        return isinstance(waited, list) and bool(waited) and int(waited[0]) >= 1
+        return await self._store.execute(write, TIMEOUT_S)
 
     async def latest_expiry(self) -> float:
         last = await self._store.execute(lambda client: client.zrange(ENTRIES, -1, -1, withscores=True), TIMEOUT_S)

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from redis import DriverInfo
-from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.adapters.redis_journal import Journal
@@ -273,20 +271,3 @@ def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> Sto
     except ValueError:  # UnicodeDecodeError included
         LOG.warning("a stored vector is unreadable", extra={"fields": {"fingerprint": name}})
         return None
-
-
-def connect(url: str, connect_timeout_s: float = 1.0) -> redis.Redis:
-    """A client for `redis://`, `rediss://` or `unix://`. Nothing is sent before the first command: an absent server
-    is a miss, not a failure to start. The pool has no bound of its own: at it the client fails instead of waiting.
-    `connect_timeout_s`: of a connection, with its handshakes."""
-    return redis.Redis.from_url(
-        url,
-        # `_guard` bounds every operation. A timeout here would go through `asyncio.wait_for`, which on Python 3.11 can
-        # swallow the cancellation of a request, or of the gateway itself.
-        socket_timeout=None,
-        socket_connect_timeout=connect_timeout_s,
-        health_check_interval=0,
-        retry=None,
-        # One for all connections: each would search the installed packages for the client's version, 1 ms.
-        driver_info=DriverInfo(),
-    )

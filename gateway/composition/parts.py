@@ -6,10 +6,10 @@ import errno
 import fcntl
 import importlib
 import secrets
-from collections.abc import Awaitable
+import ssl
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from ssl import SSLContext
 from typing import TypeVar
 
 from grpc import ServerCredentials
@@ -23,6 +23,7 @@ from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_changes import RedisChanges
+from gateway.adapters.redis_client import Access, connect
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_keys import RedisKeys
@@ -30,7 +31,7 @@ from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_spoken import RedisReplies, RedisSpoken
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.redis_weights import RedisWeights
 from gateway.adapters.thorough_verifier import ThoroughVerifier
@@ -39,7 +40,9 @@ from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.cache.removal import Bans
 from gateway.config import Config
 from gateway.config import Verifier as VerifierConfig
+from gateway.config.environ import secret
 from gateway.config.schema import EmbeddingModel, Server
+from gateway.config.store import Store
 from gateway.errors import StartFailed
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
 from gateway.modelkit.files import MODEL, default_model_dir
@@ -96,17 +99,33 @@ class Stores:
             await self.server.stop()
 
 
-async def open_stores(config: Config, embedder: str, clock: Clock) -> Stores:
-    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start;
-    an outside server that is absent is no failure: its requests are misses until it is there."""
+def access_of(store: Store, environ: Mapping[str, str]) -> Access:
+    """Raises `StartFailed`."""
+    password = secret(environ, store.password_env, "store.password_env")
+    sentinels = secret(environ, store.sentinel_password_env, "store.sentinel_password_env")
+    tls = store.tls
+    if tls is None:
+        return Access(store.username, password, sentinels)
+    try:  # the client would find out with each connection, and every request would be a miss
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.key, password="")  # else it asks the terminal for one
+    except OSError as error:  # ssl.SSLError included
+        raise StartFailed(f"store.tls: the files cannot be used: {error.strerror or error}") from None
+    return Access(store.username, password, sentinels, context)
+
+
+async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
+    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start,
+    and `StartFailed`; an outside server that is absent is no failure: its requests are misses until it is there."""
     server = None
-    url = config.store.url
+    url, access = config.store.url, access_of(config.store, environ)
     if url == "embedded":
         server = await EmbeddedValkey.start(
             config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
         )
         url = server.url
-    client = connect(url)
+    client = connect(url, access=access)
     shared = server is None
     journal = Journal(secrets.token_hex(8), config.store.max_changes) if shared else None
     redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal)
@@ -209,7 +228,7 @@ def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Tele
     )
 
 
-def certificates_of(server: Server) -> tuple[SSLContext | None, ServerCredentials | None]:
+def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, ServerCredentials | None]:
     """TLS of the data port and of the gRPC port. Raises `StartFailed`."""
     if server.tls is None:
         return None, None

@@ -12,7 +12,8 @@ from gateway.config.backends import (
     TritonBackendConfig,
 )
 from gateway.config.load import load_config
-from gateway.config.schema import Config, Embedder, Index, Server, Store, Verifier
+from gateway.config.schema import Config, Embedder, Index, Server, Verifier
+from gateway.config.store import Store
 
 __all__ = [
     "Audit",

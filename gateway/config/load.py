@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environ import environment_fault, override
 from gateway.config.schema import Config, EmbeddingModel, Server
+from gateway.config.store import Store
 from gateway.written.faults import ConfigInvalid, Fault, KeyPath, in_order
 from gateway.written.validation import complaints
 from gateway.written.yaml_source import load_yaml, read_file
@@ -106,6 +107,9 @@ def secrets_of(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Where it names an environment variable for a secret, and which."""
     if config.auth.admin_token_env:
         yield ("auth", "admin_token_env"), config.auth.admin_token_env
+    for key in ("password_env", "sentinel_password_env"):
+        if (variable := getattr(config.store, key)) is not None:
+            yield ("store", key), variable
     for key in ("key_env", "webhook_secret_env"):
         if (variable := getattr(config.jobs, key)) is not None:
             yield ("jobs", key), variable
@@ -138,6 +142,7 @@ def _resolved(config: Config, folder: Path) -> Config:
     return config.model_copy(
         update={
             "server": _with_tls(config.server, folder),
+            "store": _with_store_tls(config.store, folder),
             "data_dir": (folder / config.data_dir).absolute(),
             "policies": folder / config.policies,
             "embedder": embedder,
@@ -153,6 +158,13 @@ def _with_tls(server: Server, folder: Path) -> Server:
     client_ca = None if tls.client_ca is None else folder / tls.client_ca
     found = {"certificate": folder / tls.certificate, "key": folder / tls.key, "client_ca": client_ca}
     return server.model_copy(update={"tls": tls.model_copy(update=found)})
+
+
+def _with_store_tls(store: Store, folder: Path) -> Store:
+    if store.tls is None:
+        return store
+    found = {name: folder / file for name, file in store.tls if file is not None}
+    return store.model_copy(update={"tls": store.tls.model_copy(update=found)})
 
 
 def _with_path(backend: BackendSection, folder: Path) -> BackendSection:

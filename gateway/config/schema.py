@@ -13,9 +13,9 @@ from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
 from gateway.config.fields import File, Folder, Name, Text, Version
 from gateway.config.jobs import Jobs
+from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
-from gateway.config.urls import StoreUrl
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -70,19 +70,6 @@ class Server(Section):
     def scheme(self) -> str:
         """Of the data port's URL."""
         return "http" if self.tls is None else "https"
-
-
-class Store(Section):
-    """Where answers are kept."""
-
-    url: StoreUrl = "embedded"
-    timeout: PositiveDuration = 0.25
-    front_size: Size = 64 * 2**20  # answers kept in process, in front of the store
-    max_entry: Size = 2**20  # a larger answer is not stored
-    max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
-    max_bytes: Size | None = None  # of records and vectors; None: three quarters of the embedded server's memory
-    max_changes: Annotated[int, Field(ge=1_000, le=100_000_000)] = 200_000  # kept for gateways that lag behind
-    max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
 
 class EmbeddingModel(Section):

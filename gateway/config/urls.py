@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator
 
+from gateway.config.store_url import target_of
 from gateway.written import forms as written
 from gateway.written.faults import show
 from gateway.written.forms import Written
@@ -41,19 +42,9 @@ def grpc_url(value: object) -> str:
 
 
 def store_url(value: object) -> str:
-    """`embedded`, or the URL of a Redis. That may hold a password, so no sentence repeats it."""
-    expected = "expected embedded, redis://HOST:PORT or rediss://HOST:PORT"
-    if value == "embedded":
-        return "embedded"
-    if not isinstance(value, str):
-        raise ValueError(f"{expected}, got {show(value)}")
-    scheme = value.partition("://")[0]
-    if scheme in ("redis+cluster", "redis+sentinel"):
-        raise ValueError(f"{scheme}:// comes with a later version, {expected}")
-    url = _split(value)
-    if url is None or url.scheme not in ("redis", "rediss"):
-        raise ValueError(f"{expected}, got something else")
-    return value
+    """`embedded`, or where an outside store is (`gateway.config.store_url`)."""
+    target_of(value)
+    return str(value)
 
 
 def _split(value: object) -> SplitResult | None:

@@ -17,8 +17,9 @@ from gateway.access.keyring import MAX_AGE_S, Keyring
 from gateway.access.permits import Permit
 from gateway.access.store import KeyChange, Outdated
 from gateway.access.wishes import Change, Rotation, Wanted
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_keys import RedisKeys
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observing.telemetry import Telemetry

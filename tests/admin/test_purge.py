@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters import redis_removal
+from gateway.adapters import redis_durable
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN, metrics
 from tests.admin.test_admin_port import guarded as guarded
@@ -416,7 +416,7 @@ async def test_under_load_nobody_who_asks_after_a_removal_gets_what_was_fetched_
     served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly, by similarity, streamed, from memory, by sharing a call: whatever way an answer may take."""
-    monkeypatch.setattr(redis_removal, "DISK_MS", 1)
+    monkeypatch.setattr(redis_durable, "DISK_MS", 1)
     published, floor, draw = 0, 0, random.Random(1)
     verdicts: Counter[str] = Counter()
 
@@ -538,7 +538,7 @@ async def test_a_dead_store_is_a_503_and_what_is_hot_is_not_served_either(served
 async def test_the_number_of_bans_is_bounded_and_what_they_meant_stays_gone(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_removal, "DISK_MS", 1)  # the disk is not what this is about
+    monkeypatch.setattr(redis_durable, "DISK_MS", 1)  # the disk is not what this is about
     await served.chat("one", headers={"Cache-Tag": "t3"})
     for i in range(70):
         assert (await purge(served, tags=[f"t{i}"])).status == 200

@@ -12,8 +12,9 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_leases import COUNTER, RedisLeases
-from gateway.adapters.redis_store import RedisStore, connect, lease_key
+from gateway.adapters.redis_store import RedisStore, lease_key
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
 from gateway.ports import Claim, Leases, ResponseStore

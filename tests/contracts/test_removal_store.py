@@ -11,8 +11,9 @@ import pytest
 
 from gateway.adapters import redis_removal
 from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_removal import MAX_AUDIT, RedisRemovals
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
 from tests.fixtures.entries import entry_of, hexed, vector_of

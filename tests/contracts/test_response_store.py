@@ -15,7 +15,8 @@ from redis import Redis
 
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
 from gateway.ports import ResponseStore

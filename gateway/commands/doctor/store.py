@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.commands.doctor.findings import Finding, fault, ok, warning
 from gateway.config import Config
+from gateway.config.store_url import Kind
 
 CHECK = "store"
 # From this version on a server says whether a removal is on its disk (WAITAOF, docs/operations.md).
@@ -61,6 +62,8 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
         )
     if said.get("role") in ("slave", "replica"):
         yield fault(CHECK, "this server is a replica and takes no writes", "name its primary in store.url")
+    if config.store.target.kind is Kind.SENTINEL and said.get("connected_slaves", "0") == "0":
+        yield warning(CHECK, "no replica follows this primary: when it dies nothing takes over", "start one")
     yield from _persistence(facts, config)
     yield from _memory(facts)
     if config.store.url != "embedded":
