@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
+from tests.docs.console import fits
 from tests.fixtures.gateways import Served
 from tests.fixtures.triton import free_ports
 
@@ -124,6 +127,56 @@ async def test_a_gateway_that_goes_is_asked_again(served: Served, tmp_path: Path
         await served.gateway.admin_port.stop()
         await read_until(ours, "asking again")
         assert process.returncode is None
+
+
+SCREEN = """\
+nearhit http://127.0.0.1:...  policy ...  up ...  (the last ...)
+... requests/s   hit rate 33.3 %   shed 0   saved in all: ... tokens, $...
+
+verdict                    share       per s      p50 ms      p95 ms
+exact                     33.3 % ...
+...
+bypass                     0.0 %         0.0           -           -
+
+backend                in flight   limit  queued  upstreams  breaker
+light                          0 ...       0        1/1  closed
+large                          0 ...       0        1/1  closed
+
+route                  large share   wrong of the hits served (95 % interval)
+default                      0.0 %   -
+..."""
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+async def test_a_real_terminal_shows_it_in_24_lines_of_80_and_says_what_a_smaller_one_has_not(
+    tiered: Served, tmp_path: Path
+) -> None:
+    async def tmux(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *("tmux", "-f", "/dev/null", "-S", str(tmp_path / "tmux"), *arguments), stdout=asyncio.subprocess.PIPE
+        )
+        return (await process.communicate())[0].decode()
+
+    async def shown(expected: str) -> None:
+        said = ""
+        try:
+            async with asyncio.timeout(30):
+                while not fits(expected, said := await tmux("capture-pane", "-p")):
+                    await asyncio.sleep(0.1)  # the screen of another process
+        except TimeoutError:
+            pytest.fail(f"it shows\n{said}")
+        assert max(map(len, said.splitlines())) <= 80
+
+    top = [sys.executable, "-m", "gateway", "top", "--refresh", "0.1", *where(tiered, tmp_path)]
+    await tmux("new-session", "-d", "-x", "80", "-y", "24", shlex.join(top))
+    try:
+        await shown("nearhit ...\n... hit rate - ...\n...")
+        await asked(tiered)
+        await shown(SCREEN)
+        await tmux("resize-window", "-x", "60", "-y", "8")
+        await shown("nearhit ...\n...\n(... more lines: make the terminal higher)\n...")
+    finally:
+        await tmux("kill-server")
 
 
 async def test_json_is_an_object_a_line_until_it_is_ended(served: Served, tmp_path: Path) -> None:

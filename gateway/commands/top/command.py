@@ -87,9 +87,8 @@ async def _watch(arguments: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     window, place = Window(), place_given(arguments)
     async with connected(place) as admin:
-        report: Report | None = await _report(
-            admin
-        )  # a gateway that is not there is an error at first, and later an interruption
+        # A gateway that is not there is an error at first, and later an interruption.
+        report: Report | None = await _report(admin)
         with _screen(sys.stdout, on=not arguments.json) as draw:
             while not stop.is_set():
                 if report is not None:
@@ -105,7 +104,8 @@ async def _watch(arguments: argparse.Namespace) -> None:
                     report = await _report(admin)
                 except CommandFailed as error:
                     report = None
-                    draw([Line(part) for part in wrap(f"asking again: {error}", WIDTH)], None)
+                    width = min(WIDTH, _size(sys.stdout).columns)
+                    draw([Line(part) for part in wrap(f"asking again: {error}", width)], None)
 
 
 async def _report(admin: AdminClient) -> Report:
@@ -124,7 +124,7 @@ def _screen(stream: TextIO, *, on: bool) -> Iterator[Any]:
     terminal, colour = on and stream.isatty(), _colour(stream, os.environ)
 
     def draw(shown: list[Line], found: Figures | None) -> None:
-        size = shutil.get_terminal_size()
+        size = _size(stream)
         if terminal:
             text = drawn(shown, size.columns, max(2, size.lines - 1), colour=colour)
             stream.write(HOME + text.replace("\n", REST_OF_LINE + "\n") + REST_OF_LINE + "\n" + REST_OF_SCREEN)
@@ -140,6 +140,13 @@ def _screen(stream: TextIO, *, on: bool) -> Iterator[Any]:
     finally:
         stream.write(LEAVE if terminal else "")
         stream.flush()
+
+
+def _size(stream: TextIO) -> os.terminal_size:
+    """As it is now: COLUMNS and LINES, where they are exported, stay what they were when the terminal was opened."""
+    if stream.isatty() and 0 not in (size := os.get_terminal_size(stream.fileno())):
+        return size
+    return shutil.get_terminal_size()
 
 
 def _colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
