@@ -81,7 +81,7 @@ async def nothing() -> None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 @example([("delete", False, "a"), ("put", True, "a"), ("follow", False, "a")])  # lost where the index goes last
 def test_in_the_end_no_index_lacks_what_the_store_has(steps: list[tuple[str, bool, str]]) -> None:

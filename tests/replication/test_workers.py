@@ -6,16 +6,21 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
 from gateway.commands.workers.restart import restart
+from gateway.commands.workers.supervisor import supervising
+from gateway.composition.parts import DataDirLock
+from gateway.config import Config
 from gateway.errors import StartFailed
-from tests.fixtures.gateways import BOTH_CACHES
+from tests.fixtures.gateways import BOTH_CACHES, config_of
 from tests.fixtures.processes import Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream, serving
 
@@ -167,21 +172,22 @@ async def test_where_no_supervisor_runs_nothing_is_restarted(tmp_path: Path) -> 
         restart(tmp_path)
 
 
-async def test_workers_that_cannot_start_end_the_supervisor(tmp_path: Path) -> None:
-    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": 2}
-    backend = {"adapter": "openai", "url": "http://127.0.0.1:1", "api_key_env": "NOBODY_HAS_SET_THIS"}
-    config = write_config(tmp_path, {"main": backend}, server=server, data_dir=str(tmp_path / "var"))
-    with pytest.raises(AssertionError, match="NOBODY_HAS_SET_THIS"):
-        async with served_by_process(config):
-            pass
-
-
-async def test_a_port_that_other_workers_have_is_taken(served: Workers, tmp_path: Path) -> None:
-    """SO_REUSEPORT alone would have the two share it."""
-    port = int(served.url.rpartition(":")[2])
-    server = {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0", "workers": 2}
+def config_for(folder: Path, **server: Any) -> Config:
     backends = {"main": {"adapter": "openai", "url": "http://127.0.0.1:1"}}
-    config = write_config(tmp_path, backends, server=server, data_dir=str(tmp_path / "var"))
-    with pytest.raises(AssertionError, match="the port is taken"):
-        async with served_by_process(config):
+    return config_of(folder, backends, server={"workers": 2, **server}, store={"url": "redis://127.0.0.1:1"})
+
+
+async def test_workers_that_do_not_come_to_listen_end_the_supervisor(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="a worker has not come to listen"):
+        async with supervising(config_for(tmp_path), ["--version"], os.environ):
             pass
+    DataDirLock(tmp_path).release()  # it has been let go of
+
+
+async def test_a_port_that_other_workers_have_is_taken(tmp_path: Path) -> None:
+    """SO_REUSEPORT alone would have the two share it."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
+        config = config_for(tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(StartFailed, match="the port is taken"):
+            async with supervising(config, ["--version"], os.environ):
+                pass
