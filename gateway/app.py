@@ -41,6 +41,7 @@ from gateway.composition.parts import (
     Stores,
     build_embedder,
     certificates_of,
+    grpc_port_of,
     listening,
     open_stores,
 )
@@ -50,7 +51,6 @@ from gateway.data_port.server import DataPort
 from gateway.dialects.known import DIALECTS, shape_of_errors
 from gateway.errors import NotFound
 from gateway.explaining.requests import ExplainRequests
-from gateway.kserve_grpc.port import GrpcPort
 from gateway.messages import Request, Response
 from gateway.observing.access_log import AccessLog
 from gateway.pipeline import Handler, compose
@@ -95,11 +95,11 @@ class Gateway:
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
         front = Front(parts.store, self._current, self._observer, parts.clock, self.access.keyring.holds)
-        context, credentials = certificates_of(config.server)
+        context, certificate = certificates_of(config.server)
         self.data_port = DataPort(
             config.server, parts.clock, self.health, front, self._current, context, data_of(hired)
         )
-        self.grpc_port = GrpcPort(config.server, parts.clock, credentials)
+        self.grpc_port = grpc_port_of(config.server, parts.clock, certificate)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
@@ -171,7 +171,7 @@ class Gateway:
                 Observe(self._observer),  # outermost: sees every outcome
                 Protect(  # errors become responses here, so nothing but `Observe` may stand outside
                     telemetry,
-                    inflight=lambda: self.data_port.inflight + self.grpc_port.inflight,
+                    inflight=lambda: self.data_port.inflight + (self.grpc_port.inflight if self.grpc_port else 0),
                     max_inflight=self.config.server.max_inflight,
                     shape=shape_of_errors,
                 ),
@@ -289,7 +289,7 @@ async def running(
             gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
         )
         stack.push_async_callback(gateway.data_port.stop)
-        if config.server.grpc is not None:
+        if gateway.grpc_port is not None and config.server.grpc is not None:
             stack.push_async_callback(gateway.grpc_port.stop)
             started = gateway.grpc_port.start(gateway.handler())
             gateway.grpc_address = await listening(started, "server.grpc", config.server.grpc)

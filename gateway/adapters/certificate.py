@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
-
 from gateway.config.schema import Tls
 
 LOG = logging.getLogger("nearhit")
@@ -29,7 +27,7 @@ class Certificate:
         """Raises `CertificateUnusable`."""
         self._config = config
         self._ca = None if config.client_ca is None else _read(config.client_ca)
-        self._seen = self._stamps()
+        self._seen = self.stamps()
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
@@ -38,29 +36,15 @@ class Certificate:
         outer.sni_callback = self._renew  # the one hook that a handshake offers, whether a name is sent or not
         return outer
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """For the gRPC port. Asked by gRPC's own thread, once a handshake."""
-        seen, wanted = self._stamps(), self._grpc_configuration()
-
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal seen
-            now = self._stamps()
-            if now == seen:
-                return None
-            seen = now
-            return self._unless_unusable(self._grpc_configuration)
-
-        return grpc.dynamic_ssl_server_credentials(wanted, fetch, require_client_authentication=self._ca is not None)
-
     def _renew(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
-        now = self._stamps()
+        now = self.stamps()
         if now != self._seen:
             self._seen = now
-            self._current = self._unless_unusable(self._load) or self._current
+            self._current = self.unless_unusable(self._load) or self._current
         if self._current is not outer:
             connection.context = self._current
 
-    def _unless_unusable(self, make: Callable[[], Made]) -> Made | None:
+    def unless_unusable(self, make: Callable[[], Made]) -> Made | None:
         try:
             made = make()
         except CertificateUnusable as error:
@@ -86,13 +70,17 @@ class Certificate:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
-        self._load()  # gRPC says nothing of a pair that does not match: every handshake would fail
-        config = self._config
-        pair = (_read(config.key), _read(config.certificate))
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=self._ca)
+    @property
+    def client_ca(self) -> bytes | None:
+        """In PEM; None: clients need no certificate."""
+        return self._ca
 
-    def _stamps(self) -> tuple[int, ...]:
+    def pair(self) -> tuple[bytes, bytes]:
+        """The private key and the certificate chain in PEM, which match. Raises `CertificateUnusable`."""
+        self._load()
+        return _read(self._config.key), _read(self._config.certificate)
+
+    def stamps(self) -> tuple[int, ...]:
         """What tells that the files were replaced: their times, nanoseconds; 0 where one is absent."""
         return tuple(_stamp(path) for path in (self._config.certificate, self._config.key))
 

@@ -19,9 +19,10 @@ from gateway.observing.traced import UpstreamCall
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
 from gateway.routing.breaker import Breaker, State
-from gateway.routing.latency import Asked, LatencyBook, Prediction
+from gateway.routing.latency import Asked, Prediction
 from gateway.routing.naming import ModelNames
 from gateway.routing.outliers import Record
+from gateway.routing.unread import UnreadBook
 from gateway.routing.waits import Waits, limits_in, wait_s
 
 FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S = 5, 5.0, 60.0
@@ -78,7 +79,7 @@ class Lane:
     def __init__(self, upstream: Upstream, clock: Clock, telemetry: Telemetry) -> None:
         self.upstream = upstream
         self.backend = upstream.backend
-        self.latency = LatencyBook()
+        self.latency = UnreadBook()
         self.breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate

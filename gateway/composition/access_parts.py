@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from gateway.access.failures import Failures
 from gateway.access.key_text import digest_of, well_formed
@@ -11,9 +13,7 @@ from gateway.access.keychain import Keychain
 from gateway.access.keyring import Keyring
 from gateway.access.permits import Permit
 from gateway.access.roles import Actor, Role
-from gateway.access.tokens import Tokens
 from gateway.adapters.audit_file import AuditFile
-from gateway.adapters.jwks import Jwks
 from gateway.admin.audit import AuditTrail
 from gateway.admin.guard import Check, Entrance, Guard
 from gateway.admin.keys import KeysHandler
@@ -22,12 +22,14 @@ from gateway.composition.parts import Stores
 from gateway.config import Auth, Config
 from gateway.config.auth import Oidc
 from gateway.config.environ import secret
-from gateway.errors import StartFailed, Unauthorized
-from gateway.jobs.targets import TargetRefused
+from gateway.errors import Unauthorized
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Stage
 from gateway.ports import Clock
 from gateway.stages.authenticate import SENTENCES, KeyOfJob, Keys, Passthrough
+
+if TYPE_CHECKING:
+    from gateway.composition.oidc_parts import OidcParts
 
 
 class Access:
@@ -43,10 +45,10 @@ class Access:
         self.keyring = Keyring(stores.keys, _configured(auth), clock, telemetry, kept_s=auth.key_grace)
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
         trail = AuditTrail(file, stores.removals, telemetry)
-        self._jwks = None if auth.oidc is None else _jwks_of(auth.oidc, clock)
         checks = [_by_key(self.keyring)]
-        if auth.oidc is not None and self._jwks is not None:
-            checks.append(Tokens(auth.oidc, self._jwks).check)
+        self._oidc = None if auth.oidc is None else _oidc_parts(auth.oidc, clock)
+        if self._oidc is not None:
+            checks.append(self._oidc.check)
         unlocked = token is None and auth.oidc is None
         entrance = Entrance(token, checks, failures, telemetry, unlocked=unlocked)
         self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
@@ -62,8 +64,8 @@ class Access:
         """Follows the keys of the store, until `stack` ends it."""
         await self.keyring.refresh()
         stack.push_async_callback(self.keyring.close)
-        if self._jwks is not None:
-            stack.push_async_callback(self._jwks.close)
+        if self._oidc is not None:
+            stack.push_async_callback(self._oidc.close)
         run_within(stack, self.keyring.run())
 
 
@@ -71,12 +73,10 @@ def _configured(auth: Auth) -> dict[str, Permit]:
     return {digest: Permit("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests}
 
 
-def _jwks_of(oidc: Oidc, clock: Clock) -> Jwks:
+def _oidc_parts(oidc: Oidc, clock: Clock) -> OidcParts:
     """Raises `StartFailed`."""
-    try:
-        return Jwks(oidc.issuer, oidc.jwks_url, frozenset(oidc.private_hosts), clock)
-    except TargetRefused as error:
-        raise StartFailed(f"auth.oidc.{'issuer' if oidc.jwks_url is None else 'jwks_url'}: {error}") from None
+    parts: type[OidcParts] = import_module("gateway.composition.oidc_parts").OidcParts
+    return parts(oidc, clock)
 
 
 def _by_key(keyring: Keyring) -> Check:

@@ -6,7 +6,8 @@ import random
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -23,7 +24,6 @@ from gateway.jobs.batch_driver import BatchDriver
 from gateway.jobs.deliveries import Deliveries
 from gateway.jobs.outcome import Terms
 from gateway.jobs.runner import Runner
-from gateway.jobs.sealing import Sealer
 from gateway.jobs.signing import SecretInvalid, secret_of
 from gateway.jobs.workers import Workers
 from gateway.observing.telemetry import Telemetry
@@ -31,6 +31,9 @@ from gateway.pipeline import Handler, Stage
 from gateway.ports import Clock
 from gateway.stages.batches import Batches
 from gateway.stages.jobs import Credentials, Jobs, bounds_of
+
+if TYPE_CHECKING:
+    from gateway.jobs.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def build_jobs(
     if not jobs.enabled:
         return JobParts()
     key = secret(environ, jobs.key_env, "jobs.key_env")
-    sealer = None if key is None else Sealer(key)
+    sealer: Sealer | None = None if key is None else import_module("gateway.jobs.sealing").Sealer(key)
     announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry, draw)
     told: list[Callable[[str], None]] = [announcements.over]
     if deliveries is not None:

@@ -10,9 +10,7 @@ import ssl
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from grpc import ServerCredentials
+from typing import TYPE_CHECKING, TypeVar
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.certificate import Certificate, CertificateUnusable
@@ -53,6 +51,9 @@ from gateway.routing.complexity import ComplexityModel
 from gateway.spaces import Spaces
 from gateway.trained import WeightsCorrupt
 from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
+
+if TYPE_CHECKING:
+    from gateway.kserve_grpc.port import GrpcPort
 
 # On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
 SHARED_FRONT_MAX_AGE_S = 5.0
@@ -228,12 +229,23 @@ def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Tele
     )
 
 
-def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, ServerCredentials | None]:
-    """TLS of the data port and of the gRPC port. Raises `StartFailed`."""
+def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:
+    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartFailed`."""
     if server.tls is None:
         return None, None
     try:
         certificate = Certificate(server.tls)
-        return certificate.context(), None if server.grpc is None else certificate.credentials()
+        return certificate.context(), certificate
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None
+
+
+def grpc_port_of(server: Server, clock: Clock, certificate: Certificate | None) -> GrpcPort | None:
+    """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
+    if server.grpc is None:
+        return None
+    grpc_port: type[GrpcPort] = importlib.import_module("gateway.kserve_grpc.port").GrpcPort
+    try:
+        return grpc_port(server, clock, certificate)
     except CertificateUnusable as error:
         raise StartFailed(f"server.tls: {error}") from None

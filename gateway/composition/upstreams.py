@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from gateway.adapters.http_backend import HttpBackend
 from gateway.adapters.http_session import open_session
-from gateway.adapters.onnx_backend import Model, OnnxBackend
-from gateway.adapters.onnx_folder import ModelFolder
-from gateway.adapters.onnx_generator import Generator
-from gateway.adapters.onnx_reader import Classifier, Vectors
-from gateway.adapters.onnx_tensors import Graph
-from gateway.adapters.triton_backend import TritonBackend
 from gateway.backends.lane import Lane, Upstream
 from gateway.backends.pool import Pool, PoolRules
 from gateway.calling.batching import Batching
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.environ import secret
-from gateway.config.upstreams import GrpcUpstream, HttpUpstream
+from gateway.config.upstreams import HttpUpstream
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Backend, Clock
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames
-
-_READERS: Mapping[str, Callable[[ModelFolder, int], Model]] = {
-    "embed": Vectors,
-    "classify": Classifier,
-    "tensors": Graph,
-}
 
 
 def build_pools(
@@ -73,9 +62,11 @@ def _upstreams(
     clock: Clock,
 ) -> list[Upstream]:
     if isinstance(section, OnnxBackendConfig):
-        return [_onnx(name, section, clock)]
+        in_process = import_module("gateway.composition.onnx_upstream")  # Jinja, which nobody else needs
+        return [in_process.upstream(name, section, clock)]
     if isinstance(section, TritonBackendConfig):
-        return [_triton(name, section, address, clock) for address in section.addresses]
+        triton = import_module("gateway.composition.triton_upstream")  # gRPC, likewise
+        return [triton.upstream(name, section, address, clock) for address in section.addresses]
     shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
     upstreams = []
     for i, address in enumerate(section.addresses):
@@ -97,7 +88,7 @@ def _http(
         address.url,
         speaks=section.adapter,
         session=open_session(section.timeouts.connect, section.max_concurrency),
-        models=_names(section),
+        models=names(section),
         api_key=api_key,
         forward_credentials=passthrough,
         max_concurrency=section.max_concurrency,
@@ -106,56 +97,17 @@ def _http(
         adaptive=section.adaptive,
     )
     own_account = api_key is not None or not passthrough
-    asked = _batching(backend, section, clock, shared=own_account)
+    asked = batching(backend, section, clock, shared=own_account)
     return Upstream(
-        asked, address.url, address.weight, provider=section.adapter, models=_names(section), own_account=own_account
+        asked, address.url, address.weight, provider=section.adapter, models=names(section), own_account=own_account
     )
 
 
-def _triton(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
-    scheme, _, server = address.url.partition("://")
-    backend = TritonBackend(
-        name,
-        server,
-        tls=scheme == "grpcs",
-        models=_names(section),
-        embedding_model=section.embedding_model,
-        tensors=section.tensors,
-        max_concurrency=section.max_concurrency,
-        timeouts=section.timeouts,
-        clock=clock,
-        adaptive=section.adaptive,
-    )
-    asked = _batching(backend, section, clock, shared=True)  # Triton is shown no credentials
-    return Upstream(
-        asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=_names(section)
-    )
-
-
-def _batching(
+def batching(
     backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
 ) -> Backend:
     return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
 
 
-def _onnx(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
-    """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
-    folder = ModelFolder(section.path)
-    if section.task == "generate":
-        model: Model = Generator(folder, section.threads, section.max_tokens)
-    else:
-        model = _READERS[section.task](folder, section.threads)
-    backend = OnnxBackend(
-        name,
-        model,
-        shown=section.model or section.path.name,
-        max_concurrency=section.max_concurrency,
-        timeouts=section.timeouts,
-        clock=clock,
-        adaptive=section.adaptive,
-    )
-    return Upstream(backend, "in process", provider=section.adapter)
-
-
-def _names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+def names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
     return ModelNames(section.model, tuple(section.models.items()))

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 from gateway.errors import StoreUnavailable
 from gateway.jobs.batch_store import BatchStore
 from gateway.jobs.batches import Batch, Fault, File, Line, file_id, key_of, lines_of, output_of
-from gateway.jobs.model import Job, Standing
-from gateway.jobs.sealing import Sealer, Unsealable
+from gateway.jobs.model import Job, Standing, Unsealable
 from gateway.jobs.store import Admittance, Bounds, JobStore
 from gateway.ports import Clock
 from gateway.precedence import Priority
+
+if TYPE_CHECKING:
+    from gateway.jobs.sealing import Sealer
 
 LOG = logging.getLogger("nearhit.jobs")
 LOOK_EVERY_S = 1.0

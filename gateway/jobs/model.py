@@ -31,6 +31,10 @@ class Status(StrEnum):
         return self not in (Status.QUEUED, Status.RUNNING)
 
 
+class Unsealable(Exception):
+    """Clients' credentials that cannot be opened, and why: one sentence."""
+
+
 class RecordUnreadable(ValueError):
     """What lies in the store is no job, or one of another version."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from multidict import CIMultiDict
 
 from gateway.bodies import AtHand, close_body
 from gateway.errors import StreamBroken
-from gateway.jobs.model import Job, Result
-from gateway.jobs.sealing import Sealer, Unsealable
+from gateway.jobs.model import Job, Result, Unsealable
 from gateway.messages import ByteStream, EventStream, Request, Response, Whole
 from gateway.observing.trace import Trace
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 from gateway.response_headers import answer_headers
+
+if TYPE_CHECKING:
+    from gateway.jobs.sealing import Sealer
 
 # What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
 NOT_KEPT = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})

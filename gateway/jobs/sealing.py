@@ -1,4 +1,5 @@
-"""Clients' credentials while their jobs wait: in the store they lie encrypted, or not at all."""
+"""Clients' credentials while their jobs wait: in the store they lie encrypted, or not at all. Imported where there is a
+key: OpenSSL's bindings are not small."""
 
 from __future__ import annotations
 
@@ -8,11 +9,7 @@ import hashlib
 import msgpack
 from cryptography.fernet import Fernet, InvalidToken
 
-from gateway.jobs.model import Headers
-
-
-class Unsealable(Exception):
-    """They were sealed with another key."""
+from gateway.jobs.model import Headers, Unsealable
 
 
 class Sealer:

@@ -14,9 +14,11 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.adapters.certificate import Certificate
 from gateway.config.schema import Server as ServerConfig
 from gateway.kserve_grpc.about import ABOUT, About
 from gateway.kserve_grpc.asking import Asking
+from gateway.kserve_grpc.credentials import credentials_of
 from gateway.kserve_grpc.inference import Failed, infer, infer_all
 from gateway.pipeline import Handler
 from gateway.ports import Clock
@@ -28,18 +30,18 @@ Context = Any  # grpc.aio.ServicerContext
 
 
 class GrpcPort:
-    """Listens only where the configuration says so (`server.grpc`). `tls` None: plain HTTP/2."""
+    """`certificate` None: plain HTTP/2. Raises `CertificateUnusable`."""
 
-    def __init__(self, config: ServerConfig, clock: Clock, tls: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, config: ServerConfig, clock: Clock, certificate: Certificate | None = None) -> None:
         self._config = config
         self._clock = clock
-        self._tls = tls
+        self._tls = None if certificate is None else credentials_of(certificate)
         self._server: Any = None
         self.inflight = 0
 
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Returns the address, with the port that the system chose where 0 was asked for. Raises `OSError`."""
-        assert self._config.grpc is not None  # who starts it has looked
+        assert self._config.grpc is not None  # or there would be no such port
         self._handler = handler
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=self._config.max_inflight,

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -20,13 +20,15 @@ from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, Refused, StoreUnavailable, TooLarge, TooManyJobs
 from gateway.jobs.announcements import Announcements
 from gateway.jobs.model import Job, Standing, Status, shown
-from gateway.jobs.sealing import Sealer
 from gateway.jobs.store import Admittance, Bounds, JobStore
 from gateway.jobs.submission import PATH, Wish, kept_headers, preferred, submitted, wants_async
 from gateway.jobs.workers import Workers
 from gateway.messages import Bypass, Event, EventStream, Provenance, Request, Response, Verdict, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
+
+if TYPE_CHECKING:
+    from gateway.jobs.sealing import Sealer
 
 ONE = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
 RETRY_AFTER_S = 5

@@ -18,11 +18,20 @@ from tests.fixtures.upstream import Upstream
 HASH = {**os.environ, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
 
 
-async def start(*arguments: str, cwd: Path) -> asyncio.subprocess.Process:
+# What only some configurations need: gRPC and its messages (server.grpc, adapter triton), chat templates (adapter
+# onnx), OpenSSL's bindings (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).
+NOT_FOR_ALL = (
+    "grpc", "grpc_health.v1", "google.protobuf", "tritonclient", "jinja2", "cryptography.fernet", "jwt",
+    "opentelemetry.proto", "sentence_transformers",
+)  # fmt: skip
+
+
+async def start(*arguments: str, cwd: Path, **more: str) -> asyncio.subprocess.Process:
+    """`more`: of its environment."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "serve", *arguments),
         cwd=cwd,
-        env=HASH,
+        env={**HASH, **more},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -40,12 +49,15 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-async def announced(process: asyncio.subprocess.Process) -> str:
+async def announced(process: asyncio.subprocess.Process, before: list[str] | None = None) -> str:
+    """-> its address. `before`: is given the lines that it says before that."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while True:
             line = await process.stderr.readline()
             assert line, "ended before it served"
+            if before is not None:
+                before.append(line.decode())
             if found := ANNOUNCED.search(line):
                 return found[1].decode()
 
@@ -74,6 +86,22 @@ async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: P
     process.send_signal(signal.SIGTERM)
     assert (await ended(process))[0] == 0
     assert not any(map(alive, store))
+
+
+async def test_what_a_configuration_does_not_use_is_not_imported(upstream: Upstream, tmp_path: Path) -> None:
+    said: list[str] = []
+    options = ("--upstream", upstream.url, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    process = await start(*options, cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    url = await announced(process, said)
+    async with aiohttp.ClientSession() as session, session.get(url + "/v1/models") as response:
+        assert response.status == 200
+    process.send_signal(signal.SIGTERM)
+    status, rest = await ended(process)
+    assert status == 0
+    lines = [*said, *rest.splitlines()]
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert {"aiohttp", "faiss", "gateway.app"} <= imported  # it is looked in the right place
+    assert not imported & set(NOT_FOR_ALL)
 
 
 async def test_two_gateways_do_not_share_a_data_directory(upstream: Upstream, tmp_path: Path) -> None:
