@@ -7,8 +7,8 @@ import asyncio
 import getpass
 import os
 import sys
-import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,14 +17,10 @@ import orjson
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
 from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, say, tell, time_text
-from gateway.config.load import load_config
 from gateway.policy.differences import difference
+from gateway.policy.history import AUTHOR, COMMENT
 from gateway.policy.load import LAST_FILE
-from gateway.policy.model import Policy
-from gateway.policy_life.admin import AUTHOR, COMMENT
-from gateway.policy_life.life import PolicyLife
-from gateway.policy_life.staging import staged_folder
-from gateway.written.faults import ConfigInvalid, Fault
+from gateway.written.faults import Fault
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -65,7 +61,8 @@ def run_show(arguments: argparse.Namespace) -> int:
 def run_validate(arguments: argparse.Namespace) -> int:
     content, name = _content(arguments.file), _name(arguments)
     if arguments.offline:
-        return _said_of(arguments, 200, asyncio.run(_offline(arguments.config, name, content)))
+        offline = import_module("gateway.commands.policy_offline")  # 0.7 s that who asks a gateway need not wait
+        return _said_of(arguments, 200, asyncio.run(offline.validated(arguments.config, name, content)))
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy/validate?{urlencode({'file': name})}"
@@ -74,17 +71,6 @@ def run_validate(arguments: argparse.Namespace) -> int:
         return _said_of(arguments, status, said)
 
     return asked(arguments, ask)
-
-
-async def _offline(config_path: Path, name: str, content: bytes) -> dict[str, Any]:
-    """Raises `ConfigInvalid`."""
-    config = load_config(config_path, os.environ)
-    try:
-        current = staged_folder(config.policies, config)
-    except ConfigInvalid:  # the file may be what puts that right
-        current = Policy((), "none")
-    life = PolicyLife(config, config.policies, current, lambda *_: None, time.time)
-    return {"ok": True, **(await life.validate(name, content)).as_json()}
 
 
 def run_apply(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from gateway.policy.model import Policy
 LOG = logging.getLogger("nearhit")
 MAX_VERSIONS = 100
 MAX_BYTES = 32 * 2**20  # of all versions; the last one is kept whatever its size
+AUTHOR, COMMENT = "x-nearhit-author", "x-nearhit-comment"  # headers that say who changes it, and why
 _PENDING = "pending.json"
 
 

@@ -17,14 +17,13 @@ from gateway.composition.chains import Parts
 from gateway.config import Config
 from gateway.errors import BadRequest, Refused, TooLarge
 from gateway.policy.folder import checked_name
-from gateway.policy.history import MAX_VERSIONS, Author
+from gateway.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
 from gateway.policy.model import Policy
 from gateway.policy_life.budget_doubts import unmet_budgets
 from gateway.policy_life.life import PolicyLife, files_of
 from gateway.policy_life.trial import Trial
 from gateway.written.faults import ConfigInvalid, Fault
 
-AUTHOR, COMMENT = "x-nearhit-author", "x-nearhit-comment"
 MAX_AUTHOR, MAX_COMMENT = 128, 512
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
