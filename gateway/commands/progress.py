@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -22,6 +22,12 @@ Step = Callable[[str], None]
 def drawable(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether a line there can be written over."""
     return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def _on_terminal() -> dict[str, Any]:
+    """Where a bar is drawn, and how wide: a terminal may not know its own size, and tqdm then shows nothing."""
+    size = shutil.get_terminal_size()
+    return {"file": sys.stderr, "ncols": size.columns, "nrows": size.lines}
 
 
 @contextmanager
@@ -37,8 +43,7 @@ def counted(what: str, total: int | None, unit: str, *, quiet: bool) -> Iterator
             unit=unit if of_bytes else f" {unit}",
             unit_scale=of_bytes,
             unit_divisor=1024,
-            file=sys.stderr,
-            ncols=shutil.get_terminal_size().columns,
+            **_on_terminal(),
         ) as bar:
             yield lambda more: bar.update(more) and None
     else:
@@ -107,7 +112,7 @@ class _Ticking:
 
     def show(self, text: str) -> None:
         self._end()
-        self._bar = tqdm(desc=text, bar_format="{desc}  {elapsed}", file=sys.stderr, leave=self._kept)
+        self._bar = tqdm(desc=text, bar_format="{desc}  {elapsed}", leave=self._kept, **_on_terminal())
 
     def _end(self) -> None:
         bar, self._bar = self._bar, None
