@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -55,6 +55,10 @@ deploy-tools: $(STAMP)  ## fetch Helm and the schemas of Kubernetes, with which 
 
 manifests: deploy-tools  ## write what deploy/kubernetes has of the Helm chart anew
 	@PYTHONPATH=$(DEPLOY_ENV) $(BIN)/python deploy/helm/render.py --manifests
+
+milvus: $(STAMP)  ## install the extra for Milvus with Milvus Lite (275 MB), and run its tests
+	@$(BIN)/pip install -q --disable-pip-version-check -r tests/requirements-milvus.txt
+	@$(BIN)/python -m pytest -q tests/contracts/test_vector_index.py tests/adapters/test_milvus_index.py
 
 clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask through the gateway (350 MB)
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients

@@ -90,6 +90,11 @@ class Spaces:
         return (self.serving,) if self.coming is None else (self.serving, self.coming)
 
     @property
+    def followed(self) -> tuple[Space, ...]:
+        """Those whose index is this process' own, and has to be told what others store."""
+        return tuple(space for space in self.all if not space.index.shared)
+
+    @property
     def filled(self) -> Space:
         """That of the model in use by the configuration: what is stored is to be found there in the end."""
         return self.coming or self.serving

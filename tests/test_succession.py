@@ -371,9 +371,9 @@ async def test_vectors_of_two_models_are_never_compared(
         made[found.vector.tobytes()] = self.fingerprint
         return found
 
-    async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector) -> None:
+    async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
         met[self].add(made[vector.tobytes()])
-        await add(self, fingerprint, scope, vector)
+        await add(self, fingerprint, scope, vector, expires)
 
     async def searched(self: FaissIndex, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         met[self].add(made[vector.tobytes()])

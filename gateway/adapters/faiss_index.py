@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -35,6 +36,8 @@ ADD_STEP = 64  # entries that are added in one go: 2 ms
 
 class FaissIndex:
     """Entries beyond `max_entries` push out those added first."""
+
+    shared = False
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class FaissIndex:
         """Whether a partition is being rebuilt, or waits for it."""
         return bool(self._rebuilder.asked)
 
-    async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
+    async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
         await self._within(lambda: self._add(fingerprint, scope, vector))
 

@@ -112,7 +112,9 @@ async def build_parts(
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
     standing = Standing()
     recorder = recorder_of(stack, config, standing, clock, telemetry)
-    ground = Ground(config, stores, memory.counterexamples, pools, prices, telemetry, clock, draw, fleet, recorder)
+    ground = Ground(
+        config, environ, stores, memory.counterexamples, pools, prices, telemetry, clock, draw, fleet, recorder
+    )
     spaces, former = await open_spaces(stack, ground, embedder)
     background = Background()
     stack.push_async_callback(background.close)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.index_checkpoint import Kind
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.backends.pool import Pool
 from gateway.background import run_within
@@ -17,6 +15,7 @@ from gateway.cache.control.controls import Controls
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.price import Price
 from gateway.composition.fleet import Fleet
+from gateway.composition.index_parts import open_index
 from gateway.composition.parts import Stores, build_complexity, build_embedder, build_verifier
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
@@ -31,7 +30,7 @@ from gateway.quality.labels import Labels
 from gateway.quality.learning import Learning
 from gateway.spaces import Newcomers, Space, Spaces
 from gateway.traffic.recorder import Recorder
-from gateway.upkeep.checkpoints import FILE, checkpoints_of, file_of_former, forget_former
+from gateway.upkeep.checkpoints import FILE, file_of_former, forget_former
 
 LOG = logging.getLogger("nearhit.migration")
 
@@ -41,6 +40,7 @@ class Ground:
     """What every space stands on."""
 
     config: Config
+    environ: Mapping[str, str]
     stores: Stores
     counterexamples: Counterexamples
     pools: Mapping[str, Pool]
@@ -110,11 +110,7 @@ async def _open(
 ) -> Space:
     config, telemetry = ground.config, ground.telemetry
     behind = ground.stores.redis.seen_by(embedder.fingerprint, told)
-    index = FaissIndex(embedder.dimension, max_entries=config.index.max_entries)
-    life.callback(index.close)
-    checkpoints = checkpoints_of(config, index, Kind(embedder.fingerprint, embedder.dimension), file)
-    if checkpoints is not None:
-        life.push_async_callback(checkpoints.save)  # once nothing is added any more
+    index, checkpoints = open_index(life, config, ground.environ, embedder, ground.clock, file)
     verifier = build_verifier(config.verifier, section)
     life.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"

@@ -110,6 +110,8 @@ def secrets_of(config: Config) -> Iterator[tuple[KeyPath, str]]:
     for key in ("password_env", "sentinel_password_env"):
         if (variable := getattr(config.store, key)) is not None:
             yield ("store", key), variable
+    if config.index.token_env:
+        yield ("index", "token_env"), config.index.token_env
     for key in ("key_env", "webhook_secret_env"):
         if (variable := getattr(config.jobs, key)) is not None:
             yield ("jobs", key), variable

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import File, Folder, Name, Text, Version
+from gateway.config.fields import EnvironmentName, File, Folder, Name, Text, Version
 from gateway.config.jobs import Jobs
 from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
+from gateway.config.urls import IndexUrl, lite_file
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -103,9 +104,22 @@ class Embedder(EmbeddingModel):
 class Index(Section):
     """What finds the nearest questions."""
 
-    adapter: Annotated[Literal["faiss"], one_of("faiss", later=("milvus",))] = "faiss"
+    adapter: Annotated[Literal["faiss", "milvus"], one_of("faiss", "milvus")] = "faiss"
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
-    checkpoint: DurationOrOff = 300.0  # how often it is written to disk; None: never
+    checkpoint: DurationOrOff = 300.0  # faiss: how often it is written to disk; None: never
+    url: IndexUrl | None = None  # milvus: a server, or a Milvus Lite file below data_dir
+    token_env: EnvironmentName | None = None  # milvus: the variable with its token, or with user:password
+    timeout: PositiveDuration = 1.0  # milvus: of a search or an addition
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("adapter", "faiss") == "milvus":
+            if given.get("url") is None:
+                yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
+            return
+        for key in ("url", "token_env"):
+            if given.get(key) is not None:
+                yield Problem(key, "belongs to adapter milvus, expected it beside that adapter or not at all")
 
 
 class Verifier(Section):
@@ -138,6 +152,7 @@ class Config(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         server, auth = given.get("server"), given.get("auth")
+        yield from _of_one_process(server, given.get("index"))
         if not isinstance(server, dict) or (
             isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))
         ):
@@ -152,3 +167,10 @@ class Config(Section):
                 f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
                 "or auth.admin_token_env or auth.oidc",
             )
+
+
+def _of_one_process(server: object, index: object) -> Iterator[Problem]:
+    url = index.get("url") if isinstance(index, dict) else None
+    workers = server.get("workers") if isinstance(server, dict) else None
+    if isinstance(url, str) and lite_file(url) and isinstance(workers, int) and workers > 1:
+        yield Problem("index", f"one process may open {url}, expected server.workers: 1, or a Milvus server in url")

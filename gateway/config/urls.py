@@ -47,6 +47,18 @@ def store_url(value: object) -> str:
     return str(value)
 
 
+def lite_file(url: str) -> bool:
+    """Whether an index' URL names a file of Milvus Lite, and no server."""
+    return url.endswith(".db") and "://" not in url
+
+
+def index_url(value: object) -> str:
+    """A Milvus server, or the name of a Milvus Lite file."""
+    if isinstance(value, str) and value.isprintable() and lite_file(value):
+        return value
+    return http_url(value, "http://127.0.0.1:19530 or a file such as milvus.db", "token_env")
+
+
 def _split(value: object) -> SplitResult | None:
     """The parts of a URL with a host; None for what is no such URL."""
     # urlsplit drops line breaks silently: what was checked would not be what is used.
@@ -70,3 +82,4 @@ ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), Written(written.HTTP
 ExactUrl = Annotated[str, BeforeValidator(exact_url), Written(written.HTTP_URL)]
 GrpcUrl = Annotated[str, BeforeValidator(grpc_url), Written(written.GRPC_URL)]
 StoreUrl = Annotated[str, BeforeValidator(store_url)]
+IndexUrl = Annotated[str, BeforeValidator(index_url), Written(written.INDEX_URL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -186,7 +187,14 @@ class NearStore(ResponseStore, Protocol):
 
 
 class VectorIndex(Protocol):
-    """Nearest neighbours within one scope. Never returns an entry of another scope."""
+    """Nearest neighbours within one scope. Never returns an entry of another scope.
+
+    Everything that waits raises `IndexUnavailable` where the index does not answer."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether it lies outside, and all gateways on the store use it: then who stores an answer writes its vector,
+        and nobody fills it from the store, follows the others for it or compares it with the store."""
 
     @property
     def size(self) -> int: ...
@@ -194,17 +202,18 @@ class VectorIndex(Protocol):
     @property
     def bytes(self) -> int: ...
 
-    async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
-        """Adds or replaces."""
+    async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
+        """Adds or replaces. After `expires` (wall clock, seconds) it may be forgotten."""
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         """Adds or replaces several, for less than one by one; what does not fit is left out."""
 
     def holds(self, fingerprint: str) -> bool:
-        """Whether it is there; at once, and right up to what is just changing."""
+        """Whether it is there; at once, and right up to what is just changing. False: a shared index cannot tell."""
 
     def count(self, scope: str) -> int:
-        """How many entries a search of this scope compares with; at once, and right up to what is just changing."""
+        """How many entries a search of this scope compares with; at once, and right up to what is just changing, or of
+        a shared index to what it was a minute ago."""
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         """At most `k` neighbours, most similar first."""

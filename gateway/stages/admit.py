@@ -196,7 +196,7 @@ class Admit:
                         self._telemetry.crowds.add("superseded")
                     return False
                 if vector is not None:
-                    await self._index.add(entry.fingerprint, entry.scope, vector)
+                    await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             LOG.warning("an answer was not stored", extra={"fields": {**request.named, "error": str(error)}})

@@ -128,7 +128,7 @@ class Evictions:
             for name in some:
                 if self.ledger.unseen(name, cycle):
                     self.ledger.drop(name)
-        for space in self._spaces.all:
+        for space in self._spaces.followed:
             async for some in _in_steps(await space.index.fingerprints()):
                 if space not in self._spaces.all:  # another embedding model has followed, it is about to be closed
                     break

@@ -86,7 +86,7 @@ class Following:
         """Of what this gateway has put itself the index holds all, unless somebody else came between."""
         if change.by != self._gateway:
             return change.names
-        return [name for name in change.names if not all(space.index.holds(name) for space in self._spaces.all)]
+        return [name for name in change.names if not all(space.index.holds(name) for space in self._spaces.followed)]
 
     def _heed(self, change: Change) -> None:
         """What takes no time."""
@@ -101,7 +101,7 @@ class Following:
     async def _update(self, names: Sequence[str]) -> None:
         for i in range(0, len(names), BATCH):
             some = names[i : i + BATCH]
-            for space in self._spaces.all:
+            for space in self._spaces.followed:
                 there = await update(space.store, space.index, self._clock, some)
                 await space.index.remove([name for name in some if name not in there])
 
@@ -118,7 +118,7 @@ class Following:
             self._again = False
             try:
                 await self._reread()
-                for space in self._spaces.all:
+                for space in self._spaces.followed:
                     await reconcile(space.store, space.index, self._clock)
             except StoreUnavailable:
                 self._metrics.rebuilds.add("interrupted")

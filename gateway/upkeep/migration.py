@@ -142,7 +142,7 @@ class Migration:
         elif self._space.store.banned(found.entry, vector):
             await self._remove(fingerprint)
         elif await self._store.replace(fingerprint, found.version, vector, self._keep()):
-            await self._space.index.add(fingerprint, found.entry.scope, vector)
+            await self._space.index.add(fingerprint, found.entry.scope, vector, found.entry.expires)
             self.done += await self._settled(found.entry, vector)
 
     def _keep(self) -> str:

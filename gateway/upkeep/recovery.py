@@ -76,7 +76,8 @@ class Recovery:
                 LOG.info("the index goes on where its checkpoint ends", extra={"fields": {"position": kept}})
                 return
             await self._tail.from_end()
-        await self.reconcile()
+        if not self._index.shared:
+            await self.reconcile()
 
     async def reconcile(self) -> None:
         """Raises `StoreUnavailable`."""

@@ -236,7 +236,8 @@ class Removal:
             return
         await self._spaces.forget(sorted(near.found))
         space = self._spaces.of(near.embedder)
-        if space is None:  # it means what was found when it was made
+        # It means what was found when it was made, and in an index of all gateways that was everything.
+        if space is None or space.index.shared:
             return
         close = await space.index.near(near.vector, near.similarity)
         for name in set(close) - near.found:

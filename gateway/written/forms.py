@@ -84,6 +84,9 @@ PACE = text(r"\d{1,9}(\.\d{1,3})?(k|M)?/(s|min|h|day)", "a rate such as 20/s, 60
 DOLLARS = text(r"\d{1,9}(\.\d{1,6})? ?USD", "an amount such as 20 USD")
 HTTP_URL = text(r"[Hh][Tt][Tt][Pp][Ss]?://.+", "a URL such as https://api.openai.com/v1")
 GRPC_URL = text(r"[Gg][Rr][Pp][Cc][Ss]?://.+", "grpc://HOST:PORT or grpcs://HOST:PORT")
+INDEX_URL = text(
+    r"([Hh][Tt][Tt][Pp][Ss]?://[^@/]+(/.*)?|.+\.db)", "a URL such as http://127.0.0.1:19530, or a file *.db"
+)
 PARTS = any_of(
     {"type": "string", "minLength": 1, "description": "a backend"},
     {"type": "object", "minProperties": 1, "additionalProperties": POSITIVE_SHARE, "description": "backend: its part"},

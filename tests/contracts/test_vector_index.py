@@ -1,4 +1,4 @@
-"""What every vector index must do: FAISS, flat and in lists, and the fake that looks at everything."""
+"""What every vector index must do: FAISS, flat and in lists, Milvus, and the fake that looks at everything."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gateway.messages import Neighbour, Vector
 from gateway.ports import VectorIndex
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.fakes import ExactIndex
+from tests.fixtures.milvus import LACKING, LiteIndex
 
 EXACT = 1e-6
 HALF_FLOATS = 5e-4  # what they may change of a similarity
@@ -36,9 +37,10 @@ class ListIndex(FaissIndex):
 
 
 KINDS = (FaissIndex, ListIndex, ExactIndex)
+OUTSIDE = pytest.param(LiteIndex, marks=pytest.mark.skipif(LACKING is not None, reason=str(LACKING)))
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+@pytest.fixture(params=(*KINDS, OUTSIDE), ids=lambda kind: kind.__name__)
 def index(request: pytest.FixtureRequest) -> Iterator[VectorIndex]:
     with closing(request.param(DIMENSION, max_entries=100)) as made:
         yield made
@@ -90,6 +92,8 @@ async def test_what_was_removed_is_never_found_again(index: VectorIndex) -> None
 
 
 async def test_beyond_its_bound_the_oldest_go_first(index: VectorIndex) -> None:
+    if index.shared:
+        pytest.skip("an index outside is bounded by what the store lets go")
     for i in range(100):
         await index.add(str(i), f"s{i % 2}", vector_of(i))
     await index.add("0", "s0", vector_of(0))  # put again: young again
@@ -150,6 +154,7 @@ async def test_concurrent_adds_searches_and_removals_neither_crash_nor_cross_sco
 
 
 ADD = st.tuples(st.just("add"), st.integers(0, 12), st.integers(0, 3), st.integers(0, 30))
+Operation = tuple[str, int, int, int]
 REMOVE = st.tuples(st.just("remove"), st.integers(0, 12), st.just(0), st.just(0))
 
 
@@ -157,25 +162,35 @@ REMOVE = st.tuples(st.just("remove"), st.integers(0, 12), st.just(0), st.just(0)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(st.one_of(ADD, REMOVE), max_size=40), asked=st.integers(0, 3), seed=st.integers(0, 30))
 def test_a_search_returns_all_of_its_scope_and_nothing_else(
-    kind: type[FaissIndex | ExactIndex], operations: list[tuple[str, int, int, int]], asked: int, seed: int
+    kind: type[FaissIndex | ExactIndex], operations: list[Operation], asked: int, seed: int
 ) -> None:
-    async def run() -> None:
-        with closing(kind(DIMENSION, max_entries=8)) as index:
-            held: dict[str, int] = {}
-            for operation, name, scope, vector in operations:
-                held.pop(str(name), None)
-                if operation == "add":
-                    await index.add(str(name), f"s{scope}", vector_of(vector))
-                    held[str(name)] = scope
-                    for oldest in list(held)[: max(0, len(held) - 8)]:
-                        del held[oldest]
-                else:
-                    await index.remove([str(name)])
-            found = await index.search(f"s{asked}", vector_of(seed), 100)
-            assert sorted(names(found)) == sorted(name for name, scope in held.items() if scope == asked)
-            assert index.size == len(held)
+    asyncio.run(all_of_its_scope(kind(DIMENSION, max_entries=8), 8, operations, asked, seed))
 
-    asyncio.run(run())
+
+@pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+@settings(max_examples=5, deadline=None)  # a second each
+@given(operations=st.lists(st.one_of(ADD, REMOVE), max_size=40), asked=st.integers(0, 3), seed=st.integers(0, 30))
+def test_a_search_outside_returns_all_of_its_scope_and_nothing_else(
+    operations: list[Operation], asked: int, seed: int
+) -> None:
+    asyncio.run(all_of_its_scope(LiteIndex(DIMENSION), 100, operations, asked, seed))
+
+
+async def all_of_its_scope(made: VectorIndex, bound: int, operations: list[Operation], asked: int, seed: int) -> None:
+    with closing(made) as index:
+        held: dict[str, int] = {}
+        for operation, name, scope, vector in operations:
+            held.pop(str(name), None)
+            if operation == "add":
+                await index.add(str(name), f"s{scope}", vector_of(vector))
+                held[str(name)] = scope
+                for oldest in list(held)[: max(0, len(held) - bound)]:
+                    del held[oldest]
+            else:
+                await index.remove([str(name)])
+        found = await index.search(f"s{asked}", vector_of(seed), 100)
+        assert sorted(names(found)) == sorted(name for name, scope in held.items() if scope == asked)
+        assert index.size == len(held)
 
 
 async def test_near_looks_into_every_scope_and_takes_all_within_the_similarity(index: VectorIndex) -> None:

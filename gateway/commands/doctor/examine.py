@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.commands.doctor import verdicts
 from gateway.commands.doctor.findings import Finding, Report, fault
+from gateway.commands.doctor.look_index import index
 from gateway.commands.doctor.look_machine import (
     built,
     installed,
@@ -32,7 +33,7 @@ from gateway.written.faults import ConfigInvalid
 # has none, since a read cannot be called off.
 LOOK_S = 15.0
 STAND_IN = "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
-NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "backends", "limits")
+NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
 async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
@@ -65,15 +66,17 @@ async def _examine_config(config: Config, environ: Mapping[str, str], pretended:
     folder = await asyncio.to_thread(look_at_folder, config.data_dir)
     machine = await asyncio.to_thread(look_at_machine, config.data_dir)
     token = environ.get(config.auth.admin_token_env or "")
-    of_gateway, of_store, of_backends = await asyncio.gather(
+    of_gateway, of_store, of_index, of_backends = await asyncio.gather(
         _bounded("gateway", _gateway(config, token)),
         _bounded("store", store(config, pretended, gateway_runs=folder.holder is not None)),
+        _bounded("index", index(config, environ, gateway_runs=folder.holder is not None)),
         _bounded("backends", look_at_backends(config, pretended)),
     )
     return [
         *map(verdicts.model, models),
         *verdicts.data_dir(folder, config),
         *of_store,
+        *of_index,
         *of_gateway,
         *of_backends,
         *verdicts.limits(machine, config),

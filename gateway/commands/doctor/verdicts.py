@@ -199,7 +199,7 @@ def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
 
 def _memory(memory: int, config: Config) -> Finding:
     store = config.store.max_memory if config.store.url == "embedded" else 0
-    index = INDEX_BYTES_AN_ENTRY * config.index.max_entries
+    index = INDEX_BYTES_AN_ENTRY * config.index.max_entries if config.index.adapter == "faiss" else 0
     full = store + config.store.front_size + index
     bodies = config.server.max_inflight * config.server.max_body
     found = (
