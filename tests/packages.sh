@@ -2,7 +2,7 @@
 # Installs the Debian packages that some tests need, where that is possible; those tests skip otherwise and say why.
 set -u
 missing=""
-for pair in chromium:chromium redis-server:redis-server promtool:prometheus amtool:prometheus-alertmanager zsh:zsh fish:fish tmux:tmux; do
+for pair in chromium:chromium redis-server:redis-server promtool:prometheus amtool:prometheus-alertmanager zsh:zsh fish:fish tmux:tmux haproxy:haproxy; do
   command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0

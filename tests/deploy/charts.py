@@ -89,7 +89,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two that share nothing": (merged(ENDPOINT, {"config": {"store": None}}), "expected a redis:// URL"),
     "a store that forgets": (merged(ENDPOINT, {**EMBEDDED, "persistence": {"enabled": False}}), "persistence.enabled"),
     "unreachable": (merged(ENDPOINT, {"config": {"server": {"listen": "127.0.0.1:8080"}}}), "config.server.listen"),
-    "cut short": (merged(ENDPOINT, {"terminationGracePeriodSeconds": 30}), "expected at least 50"),
+    "cut short": (merged(ENDPOINT, {"terminationGracePeriodSeconds": 30}), "expected at least 55"),
     "a token from nowhere": (
         merged(ENDPOINT, {"secretEnv": {"NEARHIT_ADMIN_TOKEN": None}}),
         "names NEARHIT_ADMIN_TOKEN",

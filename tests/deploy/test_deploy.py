@@ -18,11 +18,14 @@ from gateway.config.load import load_config
 from gateway.observing.metrics import Histogram
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.check import check
+from gateway.written.units import parse_duration
+from tests.deploy.test_systemd import STORE_STOPS_S
 from tests.fixtures.debian import program
 
 CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"
 SECRETS = {"REDIS_PASSWORD": "a1b2c3", "NEARHIT_ADMIN_TOKEN": "token"}
+GATEWAYS = ("gateway-1", "gateway-2")
 NAME = r"(?:\w+:)?nearhit_\w+(?::\w+)?"
 MODELS = sorted((DEPLOY / "triton" / "models").iterdir())
 
@@ -143,10 +146,15 @@ def test_configuration_and_policies_have_no_faults() -> None:
 def test_configuration_names_services_ports_and_models_that_exist() -> None:
     config = load_config(DEPLOY / "config.yaml", SECRETS)
     services = compose()["services"]
-    assert services["gateway"]["hostname"] in config.server.admin_hosts  # what Prometheus calls it
-    assert target_ports("gateway") == {config.server.listen.port, config.server.admin.port}
-    assert "@redis:6379" in config.store.url
-    assert "redis" in services
+    for name in GATEWAYS:
+        assert services[name]["hostname"] in config.server.admin_hosts  # what Prometheus calls it
+        assert target_ports(name) == {config.server.admin.port}
+        mounts = [volume.split(":")[:2] for volume in services[name]["volumes"]]
+        assert [name, str(config.data_dir)] in mounts  # each has one of its own
+        drain = config.server.drain_timeout + STORE_STOPS_S
+        assert parse_duration(services[name]["stop_grace_period"]) >= drain
+    assert "@store:6379" in config.store.url
+    assert "store" in services
     loaded = {flag.partition("=")[2] for flag in services["triton"]["command"] if flag.startswith("--load-model=")}
     for backend in config.backends.values():
         assert backend.url == "grpc://triton:8001"
@@ -167,8 +175,9 @@ def test_compose_refers_to_what_exists() -> None:
             assert (DEPLOY / outside).exists() if outside.startswith(".") else outside in volumes, volume
         assert set(service.get("secrets", [])) <= set(secrets)
         assert set(service.get("depends_on", [])) <= set(services)
-    build = services["gateway"]["build"]
-    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+    for name in GATEWAYS:
+        build = services[name]["build"]
+        assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
     used = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
     assert set(volumes) <= used
 
@@ -178,12 +187,12 @@ def test_compose_asks_for_no_variable_that_the_example_leaves_out() -> None:
     asked = set(re.findall(r"(?<!\$)\$\{(\w+)", text)) | {s["environment"] for s in compose()["secrets"].values()}
     offered = set(re.findall(r"^(\w+)=", (DEPLOY / ".env.example").read_text(), re.MULTILINE))
     assert asked == offered
-    assert set(SECRETS) <= set(compose()["services"]["gateway"]["environment"])
+    assert all(set(SECRETS) == set(compose()["services"][name]["environment"]) for name in GATEWAYS)
 
 
 def test_only_the_data_port_is_open_to_other_machines() -> None:
     published = [(name, port) for name, service in compose()["services"].items() for port in service.get("ports", [])]
-    assert [entry for entry in published if not entry[1].startswith("127.0.0.1:")] == [("gateway", "8080:8080")]
+    assert [entry for entry in published if not entry[1].startswith("127.0.0.1:")] == [("balancer", "8080:8080")]
 
 
 def test_prometheus_scrapes_services_that_exist() -> None:

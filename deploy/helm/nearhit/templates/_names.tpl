@@ -73,14 +73,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 {{- mulf $number (get $each $unit) | ceil | int -}}
 {{- end -}}
 
-{{/* preStop, then the drain of the gRPC port, then that of the data port, then 15 s: the store's child has 10 of them. */}}
+{{/* preStop, then the drain of the gRPC port, then that of the data port, then 20 s: leave is taken, the index written, an
+     embedded store closed; a supervisor of workers gives them 15 of them. */}}
 {{- define "nearhit.grace" -}}
 {{- $drain := include "nearhit.seconds" .Values.config.server.drain_timeout | int -}}
 {{- $ports := ternary 2 1 (not (empty .Values.config.server.grpc)) -}}
-{{- $needed := add .Values.preStopSeconds (mul $drain $ports) 15 -}}
+{{- $needed := add .Values.preStopSeconds (mul $drain $ports) 20 -}}
 {{- $given := .Values.terminationGracePeriodSeconds | int -}}
 {{- if and $given (lt $given ($needed | int)) -}}
-{{- fail (printf "terminationGracePeriodSeconds: %d s cuts requests short, expected at least %d: preStopSeconds, config.server.drain_timeout of each port, and 15 s to close" $given $needed) -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d s cuts requests short, expected at least %d: preStopSeconds, config.server.drain_timeout of each port, and 20 s to close" $given $needed) -}}
 {{- end -}}
 {{- default $needed $given -}}
 {{- end -}}
