@@ -9,7 +9,7 @@ import json
 import random
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,8 +53,10 @@ def other_case(draw: random.Random) -> str:
 
 
 class Bench:
-    def __init__(self, requests: int, rounds: int) -> None:
-        self.requests, self.rounds = requests, rounds
+    """`only`: the paths that are measured, beside the bare servers; none named: all."""
+
+    def __init__(self, requests: int, rounds: int, only: Collection[str] = ()) -> None:
+        self.requests, self.rounds, self.only = requests, rounds, only
         self.draw = random.Random(7)
         self.loads: dict[str, list[Load]] = {}
         self.facts: dict[str, float] = {}
@@ -70,6 +72,8 @@ class Bench:
         expect: str = "",
         path: str = "/v1/chat/completions",
     ) -> None:
+        if self.only and name not in self.only and not name.startswith("bare "):
+            return
         requests = [request_bytes(given, path) for given in bodies]
         load = await run(port, pid, requests, connections=connections, expect=expect.encode())
         self.loads.setdefault(f"{name}|{connections}", []).append(load)
@@ -123,7 +127,8 @@ class Bench:
                         "semantic hit (all-MiniLM)", real_port, real.pid, self.paraphrases(8), connections,
                         expect="detail=semantic",
                     )  # fmt: skip
-            await self.growth(real_port, real.pid)
+            if not self.only:
+                await self.growth(real_port, real.pid)
             self.facts["rss_after_mb"] = rss_mb(real.pid)
 
     async def streams(self, fix: int, fixed: int, port: int, pid: int, connections: int) -> None:
@@ -201,9 +206,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--requests", type=int, default=2000, help="a path, round and concurrency")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="a row of the table; repeatable")
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     arguments = parser.parse_args()
-    bench = Bench(arguments.requests, arguments.rounds)
+    bench = Bench(arguments.requests, arguments.rounds, arguments.only)
     asyncio.run(bench.all())
     print(bench.table())
     if arguments.json:

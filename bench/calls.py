@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+import site
 import tempfile
 import time
 from collections import Counter
@@ -72,9 +73,16 @@ class Calls:
     def by_module(self) -> list[tuple[str, Counter[str]]]:
         modules: dict[str, Counter[str]] = {}
         for (file, function, _), calls in self.functions.items():
-            name = file.rpartition("site-packages/")[2] if not file.startswith(OURS) else file[len(OURS) - 7 :]
-            modules.setdefault(name, Counter())[function] += calls
+            modules.setdefault(_module(file), Counter())[function] += calls
         return sorted(modules.items(), key=lambda item: -item[1].total())
+
+
+def _module(file: str) -> str:
+    """Without the folder that the gateway, a library or Python itself lies in."""
+    for folder in (Path(OURS).parent, *map(Path, site.getsitepackages()), Path(os.__file__).parent):
+        if Path(file).is_relative_to(folder):
+            return str(Path(file).relative_to(folder))
+    return file
 
 
 async def _counted(it: Running, counts: Path, way: Way, bench: Bench) -> Calls:
