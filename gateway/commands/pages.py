@@ -179,6 +179,18 @@ PAGES: Mapping[str, Page] = {
         "lasts, a minute), and compares the result with the original. At once where the model is there and unchanged.",
         ("nearhit model fetch", "nearhit model fetch --build-env .venv-build"),
     ),
+    "distill": Page(
+        "Reads texts and the labels that a large model gave them, from a .csv, a .jsonl or what `nearhit cache export` "
+        "writes; trains a student in an environment of its own, quantises it to int8, compares it with its teacher on "
+        "rows that are held out, and writes the next version of a model for Triton's python backend. Classification "
+        "alone. A run that was ended goes on after its last epoch.",
+        (
+            "nearhit distill --prepare --build-env .venv-build",
+            "nearhit distill answers.jsonl --name intents",
+            "nearhit distill train.csv --held-out test.csv --large --name intents --repository models",
+        ),
+        "the data has faults, each with its line, or there is no build environment",
+    ),
     "help": Page(
         "Without a command: the list of all. --man prints a manual page of all commands.",
         ("nearhit help", "nearhit help cache purge", "nearhit help --man > nearhit.1"),

@@ -63,6 +63,10 @@ COMMANDS: Mapping[str, Listed] = {
     "schema": Listed(
         "gateway.commands.json_schema", "Print the JSON Schema of policy files or of config.yaml, for editors."
     ),
+    "distill": Listed(
+        "gateway.commands.distill",
+        "Make a light text classifier from a large model's answers, as an entry of a Triton repository.",
+    ),
     "model": Listed("gateway.commands.model", "The embedding model."),
     "help": Listed("gateway.commands.helping", "Say what a command does, with examples; or print the manual."),
 }

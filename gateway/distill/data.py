@@ -1,0 +1,165 @@
+"""What a student is trained on: texts and the labels that the large model gave them, from CSV, JSONL or an export."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+TEXT_KEYS = ("text", "question", "prompt")
+LABEL_KEYS = ("label", "answer", "category", "intent")
+MAX_FAULTS = 5  # that are said; a file of the wrong kind has one a line
+MAX_LABELS = 1000
+MAX_LABEL = 200  # characters: more than that is an answer that was written, not a class
+GENERATIVE_SHARE = 0.5  # of the rows that have a label of their own, from `GENERATIVE_ROWS` rows on
+GENERATIVE_ROWS = 20
+
+
+class DataInvalid(Exception):
+    """The message has a line for each fault, `FILE:LINE: what is wrong, what was expected`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`odds`: the teacher's probability of each label, where it told; they need not sum to 1."""
+
+    text: str
+    label: str
+    odds: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    rows: tuple[Row, ...]
+    skipped: int  # entries of an export that are no question with an answer of text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(sorted({row.label for row in self.rows}))
+
+
+def read_data(path: Path) -> Data:
+    """By the file's ending, `.csv` or `.jsonl`. Raises `DataInvalid`."""
+    if path.suffix not in (".csv", ".jsonl"):
+        raise DataInvalid(f"{path}: expected a file that ends with .csv or .jsonl")
+    rows: list[Row] = []
+    faults: list[str] = []
+    skipped = 0
+    try:
+        for number, value in _csv(path) if path.suffix == ".csv" else _jsonl(path):
+            row = value if isinstance(value, str) else row_of(value)
+            if row is None:
+                skipped += 1
+            elif isinstance(row, str):
+                faults.append(f"{path}:{number}: {row}")
+            else:
+                rows.append(row)
+            if len(faults) >= MAX_FAULTS:
+                break
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataInvalid(f"{path} cannot be read: {error}") from None
+    if faults:
+        raise DataInvalid("\n".join(faults))
+    return Data(tuple(rows), skipped)
+
+
+def check_classes(data: Data, path: Path) -> None:
+    """Raises `DataInvalid` where the labels are no classes."""
+    counts = Counter(row.label for row in data.rows)
+    if len(counts) < 2:
+        raise DataInvalid(f"{path}: {len(data.rows)} rows with {len(counts)} labels, expected two labels or more")
+    many = len(data.rows) >= GENERATIVE_ROWS and len(counts) > GENERATIVE_SHARE * len(data.rows)
+    if many or len(counts) > MAX_LABELS:
+        raise DataInvalid(
+            f"{path}: {len(counts)} different labels in {len(data.rows)} rows: these look like written answers, "
+            f"and only classification can be distilled, with {MAX_LABELS} labels at most"
+        )
+
+
+def row_of(value: Mapping[str, Any]) -> Row | str | None:
+    """A row, what is wrong with it, or None for an entry of an export that has no text to learn from."""
+    if isinstance(turns := value.get("messages"), list):
+        value = _of_turns(turns)
+    exported = "fingerprint" in value
+    text, label = (_first(value, keys) for keys in (TEXT_KEYS, LABEL_KEYS))
+    if exported and (text is None or label is None):
+        return None
+    for what, found, keys in (("text", text, TEXT_KEYS), ("label", label, LABEL_KEYS)):
+        if not isinstance(found, str) or not found.strip():
+            return f"no {what}, expected a text under one of {', '.join(keys)}"
+    assert isinstance(text, str)
+    assert isinstance(label, str)
+    if len(label.strip()) > MAX_LABEL:
+        return f"a label of {len(label.strip())} characters, expected {MAX_LABEL} at most"
+    odds = value.get("probabilities")
+    if odds is not None and (fault := _odds_fault(odds, label.strip())) is not None:
+        return fault
+    return Row(text.strip(), label.strip(), odds)
+
+
+def split(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """(to learn from, held out). By the text's digest: the same texts lie on one side, in every run."""
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        sides[drawn(row.text, seed) < share].append(row)
+    return sides
+
+
+def drawn(text: str, seed: int) -> float:
+    """A number in [0, 1) that is the text's own."""
+    digest = hashlib.sha256(f"{seed} {' '.join(text.casefold().split())}".encode()).digest()
+    return int.from_bytes(digest[:7], "big") / (1 << 56)
+
+
+def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        names = reader.fieldnames or ()
+        for what, keys in (("text", TEXT_KEYS), ("label", LABEL_KEYS)):
+            if not set(keys) & set(names):
+                yield 1, f"no column of the {what}, expected one of {', '.join(keys)}"
+                return
+        for record in reader:
+            if None in record:
+                yield reader.line_num, f"more cells than the {len(names)} columns of line 1"
+            else:
+                yield reader.line_num, record
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                yield number, f"not JSON ({error.msg}), expected an object a line"
+                continue
+            yield number, value if isinstance(value, dict) else "expected a JSON object"
+
+
+def _of_turns(turns: list[Any]) -> Mapping[str, Any]:
+    """The last turn of the user and of the assistant: what `nearhit cache export --format chat` writes."""
+    said = {turn.get("role"): turn.get("content") for turn in turns if isinstance(turn, dict)}
+    return {"text": said.get("user"), "label": said.get("assistant")}
+
+
+def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((value[key] for key in keys if value.get(key) is not None), None)
+
+
+def _odds_fault(odds: Any, label: str) -> str | None:
+    if not isinstance(odds, dict) or not odds:
+        return "probabilities are expected as an object of labels with numbers"
+    for each in odds.values():
+        if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) or each < 0:
+            return "a probability is no number of 0 or more"
+    return None if label in odds else f"probabilities without one of the label {label[:50]!r}"

@@ -1,0 +1,1 @@
+"""Trains a student. Runs in the build environment, where torch is: relative imports alone, nothing else of ours."""

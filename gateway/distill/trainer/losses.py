@@ -1,0 +1,27 @@
+"""What a student is taught by."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def distillation(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    teacher: torch.Tensor,
+    told: torch.Tensor,
+    alpha: float,
+    temperature: float,
+) -> torch.Tensor:
+    """The mean over rows of alpha * CE + (1 - alpha) * T^2 * KL(teacher || student), both softened by T.
+
+    Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), section 2: T^2 keeps the two parts'
+    gradients alike. `logits`, `teacher`: (rows, labels); `told`: (rows,) bool, whether the teacher gave probabilities.
+    A row without has CE alone.
+    """
+    hard = functional.cross_entropy(logits, labels, reduction="none")
+    student = functional.log_softmax(logits / temperature, dim=1)
+    wanted = functional.log_softmax(teacher / temperature, dim=1)
+    soft = temperature**2 * (wanted.exp() * (wanted - student)).sum(1)
+    return torch.where(told, alpha * hard + (1.0 - alpha) * soft, hard).mean()

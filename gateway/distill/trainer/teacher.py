@@ -1,0 +1,77 @@
+"""A large classifier of our own: all-MiniLM with a linear head, for data that has labels and no teacher's odds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch.nn import functional
+
+from .training import padded
+
+CHUNK = 128  # texts that are embedded and kept together: a run that was killed goes on after the last
+STEPS, RATE, DECAY, SCALE = 400, 0.05, 1e-4, 16.0
+
+
+class Large(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """(rows, length) token ids and mask -> (rows, labels) logits."""
+
+    def __init__(self, transformer: torch.nn.Module, labels: int) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.head = torch.nn.Linear(transformer.config.hidden_size, labels)
+
+    def embed(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return functional.normalize((hidden * mask).sum(1), dim=1) * SCALE
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.embed(input_ids, attention_mask))
+        return logits
+
+
+def large(source: Path, labels: int) -> Large:
+    """Eager attention: the fused one has no operator in the opset of the export."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    transformer = transformers.AutoModel.from_pretrained(
+        source, attn_implementation="eager", add_pooling_layer=False, dtype=torch.float32
+    )
+    model = Large(transformer, labels)
+    model.eval()
+    return model
+
+
+def embedded(model: Large, rows: Sequence[Sequence[int]], kept: Path, told: Callable[[int], None]) -> torch.Tensor:
+    """(rows, width). What lies in the folder `kept` is not made again. Like lengths go together: half the time."""
+    kept.mkdir(parents=True, exist_ok=True)
+    parts = []
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+    for at in range(0, len(rows), CHUNK):
+        file = kept / f"{at}.npy"
+        if not file.exists():
+            with torch.no_grad():
+                vectors = model.embed(*padded([rows[row] for row in order[at : at + CHUNK]])).numpy()
+            with (beside := file.with_suffix(".part")).open("wb") as out:
+                np.save(out, vectors)
+            os.replace(beside, file)  # noqa: PTH105
+        parts.append(torch.from_numpy(np.load(file)))
+        told(len(parts[-1]))
+    return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def fit(model: Large, vectors: torch.Tensor, labels: torch.Tensor) -> None:
+    """The head alone, all rows a step."""
+    optimiser = torch.optim.AdamW(model.head.parameters(), lr=RATE, weight_decay=DECAY)
+    for step in range(STEPS):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * (1.0 - step / STEPS)
+        loss = functional.cross_entropy(model.head(vectors), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()

@@ -1,0 +1,109 @@
+"""The trainer in the build environment, and a student of a toy corpus through all that serves it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+import gateway.distill
+from gateway.adapters.onnx_folder import ModelFolder
+from gateway.adapters.onnx_reader import Classifier as Reader
+from gateway.cli import main
+from gateway.distill.served.classifier import UNSURE, Classifier
+from gateway.modelkit.environment import FetchFailed
+from gateway.modelkit.fetch import build_environment
+from tests.fixtures.triton import CHECKOUT
+
+BUILD_ENV = CHECKOUT / ".venv-build"
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    try:
+        return build_environment(BUILD_ENV, print, make=False)
+    except FetchFailed as reason:
+        pytest.skip(f"{reason} (`nearhit distill --prepare` makes it)")
+
+
+@pytest.fixture(scope="module")
+def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    script, trainer = Path(__file__).with_name("in_torch.py"), Path(gateway.distill.__file__).parent
+    folder = tmp_path_factory.mktemp("torch")
+    done = subprocess.run([python, "-I", script, trainer, folder], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_the_loss_is_that_of_a_worked_example(said: dict[str, Any]) -> None:
+    """Row 1: alpha * CE + (1 - alpha) * T^2 * KL; row 2, of which the teacher told nothing: CE. Their mean."""
+    hard = math.log(1 + math.exp(-1.0))
+    teacher, student = 1 / (1 + math.exp(1.0)), 1 / (1 + math.exp(-0.5))  # of the first label, both softened by 2
+    kl = teacher * math.log(teacher / student) + (1 - teacher) * math.log((1 - teacher) / (1 - student))
+    assert said["loss"] == pytest.approx((0.25 * hard + 0.75 * 4 * kl + hard) / 2, rel=1e-5)
+
+
+def test_pruning_takes_the_share_of_all_matrices_and_no_bias(said: dict[str, Any]) -> None:
+    assert said["of"] == 20 * 8 + 8 * 8 + 3 * 8
+    assert said["pruned"] == int(0.3 * said["of"])
+    assert said["masked"] == ["hidden.weight", "out.weight", "table"]
+    assert said["zeros"] == int(0.5 * said["of"])  # they stay so while training goes on
+
+
+def test_a_run_that_was_killed_twice_ends_with_the_same_weights(said: dict[str, Any]) -> None:
+    assert said["begun"] == 5
+    assert said["equal"]
+
+
+@pytest.fixture(scope="module")
+def entry(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("distilled")
+    places = {"lost": ("card", "purse", "key"), "price": ("cost", "fee", "charge")}
+    lines = [
+        json.dumps({"text": frame.format(word), "label": label})
+        for label, words in places.items()
+        for word in words
+        for frame in ("my {} please", "what of the {}", "about a {} today", "the {}", "one {} more", "any {} now")
+    ]
+    (home / "rows.jsonl").write_text("\n".join(lines))
+    where = ["--repository", home / "models", "--work", home / "work", "--build-env", BUILD_ENV]
+    given = ["--name", "toy", "--epochs", "5", "--hold-out", "0.3", "--agreement", "0", "--json"]
+    assert main(["distill", str(home / "rows.jsonl"), *map(str, where), *given]) == 0
+    return home / "models" / "toy" / "1"
+
+
+def test_a_toy_corpus_is_learnt_and_reported(entry: Path) -> None:
+    report = json.loads((entry / "report.json").read_text())
+    assert report["accuracy"]["share"] >= 0.8
+    assert report["models"]["student"]["bytes"] < report["models"]["student"]["fp32_bytes"]
+    assert Classifier(entry).say("the card").text == "lost"
+    about = json.loads((entry / "config.json").read_text())
+    (entry / "config.json").write_text(json.dumps(about | {"accept_above": 0.999999}))
+    assert Classifier(entry).say("hello").text == UNSURE
+    (entry / "config.json").write_text(json.dumps(about))
+
+
+def test_the_entry_is_one_that_triton_and_the_gateway_itself_can_load(entry: Path) -> None:
+    config = text_format.Parse((entry.parent / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    assert (config.name, config.backend) == ("toy", "python")
+    assert {each.name for each in (entry / "model.py", entry / "model.onnx", entry / "tokenizer.json")} <= {
+        each.name for each in entry.iterdir()
+    }
+    assert Reader(ModelFolder(entry), 1)
+
+
+def test_without_an_environment_the_command_that_makes_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(40))
+    (tmp_path / "a.csv").write_text("text,label\n" + rows)
+    assert main(["distill", str(tmp_path / "a.csv"), "--build-env", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().err
+    assert "there is no build environment at" in said
+    assert "`nearhit distill --prepare --build-env" in said
