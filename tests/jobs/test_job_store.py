@@ -80,6 +80,24 @@ async def test_a_job_is_given_once(jobs: RedisJobs, outside_store: OutsideServer
     await nothing_is_left(jobs, outside_store)
 
 
+async def test_the_length_of_a_stream_is_the_jobs_of_its_priority_that_run(
+    jobs: RedisJobs, outside_store: OutsideServer
+) -> None:
+    """By which KEDA scales (deploy/helm); of one that does not exist yet it is 0, and not an error."""
+
+    def running() -> list[int]:
+        return [outside_store.client.xlen(f"{JOBS}stream:{priority.value}") for priority in sorted(Priority)]
+
+    assert running() == [0, 0, 0]
+    await offer(jobs, job("a"), job("b"), job("c", priority=Priority.HIGH), job("d", priority=Priority.LOW))
+    assert running() == [0, 0, 0]  # who waits is in a line
+    claimed = await claim(jobs, 3)
+    assert running() == [1, 2, 0]
+    for one in claimed:
+        assert await jobs.conclude(one.job.id, one.token, DONE)
+    assert running() == [0, 0, 0]
+
+
 async def test_who_was_not_heard_of_has_lost_his_job_and_is_not_heard_any_more(jobs: RedisJobs) -> None:
     await offer(jobs, job("one"))
     (first,) = await claim(jobs)

@@ -117,6 +117,30 @@ async def test_a_saved_file_is_in_force_however_the_editor_saves_it(tmp_path: Pa
     await watching(folder, drive)
 
 
+async def test_a_volume_of_kubernetes_is_in_force_when_its_link_is_swapped(tmp_path: Path) -> None:
+    """As the kubelet writes a ConfigMap: files are links through `..data`, a link that is renamed over."""
+    folder = tmp_path / "policies"
+
+    def write(version: str, content: str) -> None:
+        (folder / version).mkdir(parents=True)
+        (folder / version / "default.yaml").write_text(content)
+        (folder / "..data_tmp").symlink_to(version)
+        (folder / "..data_tmp").replace(folder / "..data")
+
+    async def drive(held: PolicyHolder, reloads: Reloads) -> None:
+        (folder / "default.yaml").unlink()
+        write("..2026_01", GOOD)
+        (folder / "default.yaml").symlink_to("..data/default.yaml")
+        write("..2026_02", CHANGED)
+        await reloads.until("one")
+        shutil.rmtree(folder / "..2026_01")
+        write("..2026_03", GOOD)
+        await reloads.until("default")
+        assert held.current.routes[0].name == "default"
+
+    await watching(folder, drive)
+
+
 async def test_the_folder_may_go_away_and_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "policies"
 
