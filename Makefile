@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-capacity bench-unit-costs bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -78,6 +78,12 @@ bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a
 
 bench-replicas: $(STAMP)  ## what 1, 2 and 4 gateways on one store are worth, and how soon each follows (2 minutes)
 	@$(BIN)/python -m bench.replicas
+
+bench-capacity: setup  ## the plan's formulas against a simulation and against 1, 2 and 4 gateways (4 minutes, idle machine)
+	@$(BIN)/python -m bench.capacity_model
+
+bench-unit-costs: setup  ## what `nearhit capacity` counts with: CPU and bytes of each kind of request (2 minutes)
+	@$(BIN)/python -m bench.unit_costs
 
 bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
 	@$(BIN)/python -m bench.kserve

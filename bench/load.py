@@ -30,6 +30,11 @@ def cpu_seconds(pid: int) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
+def loop_seconds(pid: int) -> float:
+    """Of its first thread alone, which in a gateway is the event loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def rss_mb(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

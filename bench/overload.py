@@ -85,19 +85,19 @@ class Clients:
         self._port = port
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, question: str, started: float) -> Seen:
+    async def ask(self, question: str, started: float, model: str = "m") -> Seen:
         sent = time.perf_counter()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                status, retry_after = await self._exchange(question)
+                status, retry_after = await self._exchange(question, model)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             status, retry_after = 0, False
         return Seen(sent - started, time.perf_counter() - sent, status, retry_after)
 
-    async def _exchange(self, question: str) -> tuple[int, bool]:
+    async def _exchange(self, question: str, model: str) -> tuple[int, bool]:
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = opened
-        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]}).encode()
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)

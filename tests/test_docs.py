@@ -76,7 +76,7 @@ def test_every_link_in_the_documentation_leads_somewhere() -> None:
 
 def test_every_command_that_the_readme_names_exists() -> None:
     commands = build_parser().format_help()
-    for name in set(re.findall(r"nearhit (serve|check|explain|demo|model|simulate|cache)\b", README)):
+    for name in set(re.findall(r"nearhit (serve|check|explain|demo|model|simulate|capacity|cache)\b", README)):
         assert name in commands
     targets = (ROOT / "Makefile").read_text()
     for name in set(re.findall(r"(?:`|    )make ([a-z]+)\b", README)):

@@ -64,6 +64,16 @@ PAGES: Mapping[str, Page] = {
         ),
         "the policy has faults, or there is no traffic to replay",
     ),
+    "capacity": Page(
+        "From unit costs that were measured, with the formula of each line; what was not measured is marked, and "
+        "prices are assumptions until you give yours. It reads neither configuration nor policies, and asks nobody. "
+        "How far the formulas are from gateways that run is in docs/scaling.md.",
+        (
+            "nearhit capacity --rps 50000 --hit-rate 0.4 --entries 1e8",
+            "nearhit capacity --rps 200 --hit-rate 30% --entries 500000 --models elsewhere --prices prices.yaml --json",
+        ),
+        "a file of costs or prices has faults",
+    ),
     "cache stats": Page(
         f"{GATEWAY} Counts are from its start on.", ("nearhit cache stats", "nearhit cache stats --json")
     ),

@@ -39,6 +39,10 @@ COMMANDS: Mapping[str, Listed] = {
         "gateway.commands.simulate",
         "Say what recorded traffic would have come to under another policy, beside the one in force.",
     ),
+    "capacity": Listed(
+        "gateway.commands.capacity",
+        "Say how many gateways, shards, nodes and GPUs some traffic takes, and what they cost a month.",
+    ),
     "cache": Listed("gateway.commands.cache", "Stored answers: figures, removal, export, import, warming."),
     "jobs": Listed("gateway.commands.jobs", "Jobs: what waits, and what nobody could answer."),
     "keys": Listed("gateway.commands.keys", "API keys: make, list, change, rotate and revoke them."),

@@ -39,6 +39,7 @@ OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "explain": ["{files}/request.json"],
     "simulate": ["--policy", "{files}/new.yaml"],
+    "capacity": ["--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"],
     "doctor": [],
     "restart": [],
     "completion": ["bash"],
