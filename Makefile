@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-capacity bench-unit-costs bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -75,6 +75,9 @@ bench: setup  ## what a request costs, as ratios to a bare server in the same ru
 
 bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a minute)
 	@$(BIN)/python -m bench.crowd
+
+bench-failover: $(STAMP)  ## what a failover of the store costs: primaries killed and cut off under load (3 minutes)
+	@$(BIN)/python -m bench.failover
 
 bench-replicas: $(STAMP)  ## what 1, 2 and 4 gateways on one store are worth, and how soon each follows (2 minutes)
 	@$(BIN)/python -m bench.replicas

@@ -20,7 +20,7 @@ from bench.gateways import free_port
 from bench.questions import DIMENSION, Matrix
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.redis_store import ENTRIES, PREFIX
+from gateway.adapters.redis_names import ONE_SERVER
 from gateway.cache.records import encode
 from gateway.messages import Entry
 
@@ -74,9 +74,9 @@ def put(client: Redis, first: int, vectors: Matrix) -> None:
             name = fingerprint(i)
             fields: dict[str, Any] = {"record": encode(replace(template, fingerprint=name)), "scope": SCOPE}
             fields |= {"expires": repr(expires), "vector": vector.tobytes(), "embedder": EMBEDDER}
-            pipe.hset(f"{PREFIX}entry:{name}", mapping=fields)
-            pipe.pexpireat(f"{PREFIX}entry:{name}", int(expires * 1000))
-            pipe.zadd(ENTRIES, {name: expires})
+            pipe.hset(ONE_SERVER.entry(name), mapping=fields)
+            pipe.pexpireat(ONE_SERVER.entry(name), int(expires * 1000))
+            pipe.zadd(ONE_SERVER.list_of(name), {name: expires})
         pipe.execute()
 
 

@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.real_servers",
     "tests.fixtures.gateways",
     "tests.fixtures.stores",
+    "tests.fixtures.store_cluster",
     "tests.fixtures.dashboard",
 ]
 

@@ -17,7 +17,8 @@ import pytest
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.redis_migration import RedisMigration
-from gateway.adapters.redis_store import RedisStore, entry_key
+from gateway.adapters.redis_names import ONE_SERVER
+from gateway.adapters.redis_store import RedisStore
 from gateway.cache.control.evidence import Evidence
 from gateway.composition import parts, space_parts
 from gateway.config import Config
@@ -116,7 +117,7 @@ async def fields_of(served: Served, field: str) -> list[bytes | None]:
     names = [name async for name, _ in served.gateway.stores.redis.fingerprints()]
 
     async def read(client: Any) -> list[bytes | None]:
-        return [await client.hget(entry_key(name), field) for name in names]
+        return [await client.hget(ONE_SERVER.entry(name), field) for name in names]
 
     return await served.gateway.stores.redis.execute(read, 10.0)
 
@@ -349,7 +350,7 @@ async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeyp
         await recovered(served)
         await held.third()
         gone = held.reached[0]
-        await served.gateway.stores.redis.execute(lambda client: client.delete(entry_key(gone)), 10.0)
+        await served.gateway.stores.redis.execute(lambda client: client.delete(ONE_SERVER.entry(gone)), 10.0)
         await served.gateway.parts.evictions.compare()
         for space in served.gateway.parts.spaces.all:
             assert gone not in await space.index.fingerprints()

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgpack
 
-from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_sync import Syncing
 from gateway.errors import StoreUnavailable
 from gateway.jobs.batch_store import Progress
 from gateway.jobs.batches import Batch, Fault, File
 
-FILES, BATCHES = PREFIX + "files:", PREFIX + "batches:"
 TIMEOUT_S = 10.0  # files are large
 LEASE = """
 local holder = redis.call('GET', KEYS[1])
@@ -31,75 +30,76 @@ class RedisBatches:
     def __init__(self, store: RedisStore, client: Any, sync: Syncing | None = None) -> None:
         self._store = store
         self._sync = sync
+        self._files, self._batches = store.names.key("files:"), store.names.key("batches:")
         self._lease = client.register_script(LEASE)
 
     async def put_file(self, file: File, content: bytes) -> None:
         def put(pipe: Any) -> None:
-            pipe.hset(_file(file.id), mapping={"file": msgpack.packb(asdict(file)), "content": content})
-            pipe.expireat(_file(file.id), int(file.expires))
-            pipe.zadd(FILES + "of:" + file.tenant, {file.id: file.created})
-            pipe.expire(FILES + "of:" + file.tenant, 365 * 86_400)
-            pipe.zadd(FILES + "all", {file.id: file.expires})
-            pipe.hset(FILES + "sizes", file.id, file.size)
+            pipe.hset(self._file(file.id), mapping={"file": msgpack.packb(asdict(file)), "content": content})
+            pipe.expireat(self._file(file.id), int(file.expires))
+            pipe.zadd(self._files + "of:" + file.tenant, {file.id: file.created})
+            pipe.expire(self._files + "of:" + file.tenant, 365 * 86_400)
+            pipe.zadd(self._files + "all", {file.id: file.expires})
+            pipe.hset(self._files + "sizes", file.id, file.size)
 
         if self._sync is not None:
             await self._sync.synced()
         await self._write(put)
 
     async def file(self, identity: str) -> File | None:
-        found = await self._do(lambda client: client.hget(_file(identity), "file"))
+        found = await self._do(lambda client: client.hget(self._file(identity), "file"))
         return None if found is None else File(**_unpacked(found))
 
     async def content(self, identity: str) -> bytes | None:
-        found: bytes | None = await self._do(lambda client: client.hget(_file(identity), "content"))
+        found: bytes | None = await self._do(lambda client: client.hget(self._file(identity), "content"))
         return found
 
     async def files(self, tenant: str) -> list[File]:
-        names = await self._do(lambda client: client.zrevrange(FILES + "of:" + tenant, 0, -1))
+        names = await self._do(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
         found = [await self.file(name.decode()) for name in names]
         gone = [name for name, file in zip(names, found, strict=True) if file is None]
         if gone:
-            await self._do(lambda client: client.zrem(FILES + "of:" + tenant, *gone))
+            await self._do(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
         return [file for file in found if file is not None]
 
     async def held(self) -> tuple[int, int]:
         async def read(client: Any) -> tuple[int, int]:
-            names = await client.zrangebyscore(FILES + "all", "-inf", time.time())
-            expired = [name for name in names if not await client.exists(_file(name.decode()))]
+            names = await client.zrangebyscore(self._files + "all", "-inf", time.time())
+            expired = [name for name in names if not await client.exists(self._file(name.decode()))]
             if expired:  # one that a batch needs lives on
-                await client.zrem(FILES + "all", *expired)
-                await client.hdel(FILES + "sizes", *expired)
-            sizes = await client.hvals(FILES + "sizes")
+                await client.zrem(self._files + "all", *expired)
+                await client.hdel(self._files + "sizes", *expired)
+            sizes = await client.hvals(self._files + "sizes")
             return len(sizes), sum(map(int, sizes))
 
         return await self._store.execute(read, TIMEOUT_S)
 
     async def delete_file(self, identity: str, tenant: str) -> None:
         def delete(pipe: Any) -> None:
-            pipe.unlink(_file(identity))
-            pipe.zrem(FILES + "of:" + tenant, identity)
-            pipe.zrem(FILES + "all", identity)
-            pipe.hdel(FILES + "sizes", identity)
+            pipe.unlink(self._file(identity))
+            pipe.zrem(self._files + "of:" + tenant, identity)
+            pipe.zrem(self._files + "all", identity)
+            pipe.hdel(self._files + "sizes", identity)
 
         await self._write(delete)
 
     async def create(self, batch: Batch) -> None:
         def create(pipe: Any) -> None:
-            pipe.hset(_batch(batch.id), "batch", _packed(batch))
-            pipe.zadd(BATCHES + "open", {batch.id: batch.created})
-            pipe.zadd(BATCHES + "of:" + batch.tenant, {batch.id: batch.created})
-            pipe.expire(BATCHES + "of:" + batch.tenant, 365 * 86_400)
-            pipe.persist(_file(batch.input_file))
+            pipe.hset(self._batch(batch.id), "batch", _packed(batch))
+            pipe.zadd(self._batches + "open", {batch.id: batch.created})
+            pipe.zadd(self._batches + "of:" + batch.tenant, {batch.id: batch.created})
+            pipe.expire(self._batches + "of:" + batch.tenant, 365 * 86_400)
+            pipe.persist(self._file(batch.input_file))
 
         if self._sync is not None:
             await self._sync.synced()
         await self._write(create)
 
     async def save(self, batch: Batch) -> None:
-        await self._do(lambda client: client.hset(_batch(batch.id), "batch", _packed(batch)))
+        await self._do(lambda client: client.hset(self._batch(batch.id), "batch", _packed(batch)))
 
     async def batch(self, identity: str) -> Batch | None:
-        found = await self._do(lambda client: client.hget(_batch(identity), "batch"))
+        found = await self._do(lambda client: client.hget(self._batch(identity), "batch"))
         if found is None:
             return None
         said = _unpacked(found)
@@ -107,42 +107,44 @@ class RedisBatches:
         return Batch(headers=headers, faults=tuple(Fault(**fault) for fault in said.pop("faults")), **said)
 
     async def batches(self, tenant: str) -> list[str]:
-        names = await self._do(lambda client: client.zrevrange(BATCHES + "of:" + tenant, 0, -1))
+        names = await self._do(lambda client: client.zrevrange(self._batches + "of:" + tenant, 0, -1))
         return [name.decode() for name in names]
 
     async def counted(self, batch: str) -> tuple[int, int]:
-        row = await self._do(lambda client: client.hmget(_batch(batch), "completed", "failed"))
+        row = await self._do(lambda client: client.hmget(self._batch(batch), "completed", "failed"))
         if row[0] is not None:
             return int(row[0]), int(row[1])
-        completed = await self._do(lambda client: client.hlen(_batch(batch, "out")))
-        return int(completed), int(await self._do(lambda client: client.hlen(_batch(batch, "err"))))
+        completed = await self._do(lambda client: client.hlen(self._batch(batch, "out")))
+        return int(completed), int(await self._do(lambda client: client.hlen(self._batch(batch, "err"))))
 
     async def cancel(self, batch: str) -> None:
-        await self._do(lambda client: client.hset(_batch(batch), "cancel", "1"))
+        await self._do(lambda client: client.hset(self._batch(batch), "cancel", "1"))
 
     async def cancelled(self, batch: str) -> bool:
-        return bool(await self._do(lambda client: client.hexists(_batch(batch), "cancel")))
+        return bool(await self._do(lambda client: client.hexists(self._batch(batch), "cancel")))
 
     async def open(self) -> list[str]:
-        return [name.decode() for name in await self._do(lambda client: client.zrange(BATCHES + "open", 0, -1))]
+        return [name.decode() for name in await self._do(lambda client: client.zrange(self._batches + "open", 0, -1))]
 
     async def lease(self, batch: str, driver: str, hold_s: float) -> bool:
-        return bool(await self._do(lambda _: self._lease([_batch(batch, "driver")], [driver, round(1000 * hold_s)])))
+        return bool(
+            await self._do(lambda _: self._lease([self._batch(batch, "driver")], [driver, round(1000 * hold_s)]))
+        )
 
     async def progress(self, batch: str) -> Progress:
-        jobs = await self._do(lambda client: client.hgetall(_batch(batch, "jobs")))
-        done = await self._do(lambda client: client.hkeys(_batch(batch, "out")))
-        done += await self._do(lambda client: client.hkeys(_batch(batch, "err")))
+        jobs = await self._do(lambda client: client.hgetall(self._batch(batch, "jobs")))
+        done = await self._do(lambda client: client.hkeys(self._batch(batch, "out")))
+        done += await self._do(lambda client: client.hkeys(self._batch(batch, "err")))
         return Progress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
 
     async def began(self, batch: str, line: int, job: str) -> None:
-        await self._do(lambda client: client.hset(_batch(batch, "jobs"), line, job))
+        await self._do(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
 
     async def ended(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
-        await self._do(lambda client: client.hset(_batch(batch, "out" if completed else "err"), line, output))
+        await self._do(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
-        found = await self._do(lambda client: client.hgetall(_batch(batch, "out" if completed else "err")))
+        found = await self._do(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
         return {int(line): output for line, output in found.items()}
 
     async def close(self, batch: Batch, keep_s: float) -> None:
@@ -150,11 +152,11 @@ class RedisBatches:
 
         def close(pipe: Any) -> None:
             counts = {"completed": completed, "failed": failed}
-            pipe.hset(_batch(batch.id), mapping={"batch": _packed(batch), **counts})
-            pipe.expire(_batch(batch.id), round(keep_s))
-            pipe.unlink(*(_batch(batch.id, part) for part in ("jobs", "out", "err", "driver")))
-            pipe.zrem(BATCHES + "open", batch.id)
-            pipe.expire(_file(batch.input_file), round(keep_s))
+            pipe.hset(self._batch(batch.id), mapping={"batch": _packed(batch), **counts})
+            pipe.expire(self._batch(batch.id), round(keep_s))
+            pipe.unlink(*(self._batch(batch.id, part) for part in ("jobs", "out", "err", "driver")))
+            pipe.zrem(self._batches + "open", batch.id)
+            pipe.expire(self._file(batch.input_file), round(keep_s))
 
         await self._write(close)
 
@@ -171,13 +173,11 @@ class RedisBatches:
 
         return await self._store.execute(write, TIMEOUT_S)
 
+    def _file(self, identity: str) -> str:
+        return f"{self._files}file:{identity}"
 
-def _file(identity: str) -> str:
-    return f"{FILES}file:{identity}"
-
-
-def _batch(identity: str, part: str = "batch") -> str:
-    return f"{BATCHES}{part}:{identity}"
+    def _batch(self, identity: str, part: str = "batch") -> str:
+        return f"{self._batches}{part}:{identity}"
 
 
 def _packed(batch: Batch) -> bytes:

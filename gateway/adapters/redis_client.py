@@ -1,5 +1,5 @@
-"""The store's client: for one server, or for those that sentinels watch over. Who finds the one that takes writes,
-and another one after a failover, is redis-py.
+"""The store's client: for one server, for those that sentinels watch over, or for a cluster. Who finds the one that
+takes writes, and another one after a failover, is redis-py.
 
 No client sends anything before the first command: an absent server is a miss, not a failure to start.
 """
@@ -14,12 +14,17 @@ from typing import Any
 
 from redis import DriverInfo
 from redis import asyncio as redis
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import SSLConnection
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelManagedSSLConnection
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
 
-from gateway.config.store_url import Kind, target_of
+from gateway.adapters.redis_cluster import Cluster
+from gateway.config.store_url import Kind, Target, target_of
 
 # Of one sentinel, with the connection to it.
 ASK_S = 1.0
@@ -57,12 +62,32 @@ def connect(url: str, connect_timeout_s: float = 1.0, access: Access = OPEN) -> 
     if target is None or target.kind is Kind.SERVER:
         given: dict[str, Any] = {name: value for name, value in user.items() if value is not None}
         return _secured(redis.Redis.from_url(url, **options, **given), Secured, access)
-    if target.kind is not Kind.SENTINEL:
-        raise ValueError(f"no client for {target.where}")
     user = {"username": target.username or access.username, "password": target.password or access.password}
+    if target.kind is Kind.CLUSTER:
+        return _cluster(target, options | user, access)
     sentinels = Sentinels(target.addresses, {**options, "password": access.sentinel_password}, access)
     client = sentinels.master_for(target.service, redis_class=Watched, db=target.database, **options, **user)
     return _secured(client, SecuredWatched, access)
+
+
+def _cluster(target: Target, options: dict[str, Any], access: Access) -> Cluster:
+    nodes = [ClusterNode(host, port) for host, port in target.addresses]
+    told: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 2),  # before each it asks anew where slots lie
+        "reinitialize_steps": 0,  # after so many redirections it would close all connections, those in use too
+        # Notices of hosted servers: each connection would have to ask for them.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **told})
+    known = cluster.nodes_manager
+    if access.tls is not None:
+        secured: dict[str, Any] = {"connection_class": Secured, "context": access.tls}
+        known.connection_kwargs |= secured
+        known.startup_nodes = {
+            name: ClusterNode(node.host, node.port, node.server_type, **known.connection_kwargs)
+            for name, node in known.startup_nodes.items()
+        }
+    return cluster
 
 
 def _secured(client: Any, connection: type[SSLConnection], access: Access) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.adapters import redis_jobs_scripts as scripts
-from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_sync import Syncing
 from gateway.errors import StoreUnavailable
 from gateway.jobs.model import (
@@ -27,7 +27,6 @@ from gateway.jobs.model import (
 )
 from gateway.jobs.store import Admittance, Bounds, Conclusion, Counts, Delivery, Hold
 
-JOBS = PREFIX + "jobs:"
 TIMEOUT_S = 5.0
 OVERHEAD = 1024  # bytes that the server takes for a job beside its record, about
 CONSUMER_IDLE_S = 3600.0
@@ -42,6 +41,7 @@ class RedisJobs:
     def __init__(self, store: RedisStore, client: Any, sync: Syncing | None = None) -> None:
         self._store = store
         self._sync = sync
+        self._prefix = store.names.key("jobs:")
         self._scripts = {
             name: client.register_script(getattr(scripts, name))
             for name in (
@@ -89,7 +89,7 @@ class RedisJobs:
         return _standing(job, await self._row(job))
 
     async def status(self, job: str, tenant: str) -> Status | None:
-        row = await self._store.execute(lambda client: client.hmget(_job(job), "tenant", "status"), TIMEOUT_S)
+        row = await self._store.execute(lambda client: client.hmget(self._job(job), "tenant", "status"), TIMEOUT_S)
         return Status(row[1].decode()) if row[0] == tenant.encode() else None
 
     async def cancel(self, job: str, tenant: str, keep_s: float) -> Standing | None:
@@ -118,10 +118,10 @@ class RedisJobs:
 
     async def listed(self, state: str, limit: int) -> list[Standing]:
         async def read(client: Any) -> list[Any]:
-            names = await client.zrevrange(JOBS + LISTS[state], 0, limit - 1)
+            names = await client.zrevrange(self._prefix + LISTS[state], 0, limit - 1)
             async with client.pipeline(transaction=False) as pipe:
                 for name in names:
-                    pipe.hmget(_job(name.decode()), *FIELDS[:-1])
+                    pipe.hmget(self._job(name.decode()), *FIELDS[:-1])
                 return list(zip(names, await pipe.execute(), strict=True)) if names else []
 
         rows = await self._store.execute(read, TIMEOUT_S)
@@ -137,16 +137,15 @@ class RedisJobs:
     async def sweep(self, worker: str) -> None:
         await self._run("SWEEP", worker, _ms(CONSUMER_IDLE_S))
 
+    def _job(self, identity: str) -> str:
+        return f"{self._prefix}job:{identity}"
+
     async def _row(self, job: str) -> list[bytes | None]:
-        return await self._store.execute(lambda client: client.hmget(_job(job), *FIELDS), TIMEOUT_S)
+        return await self._store.execute(lambda client: client.hmget(self._job(job), *FIELDS), TIMEOUT_S)
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         script = self._scripts[name]
-        return await self._store.execute(lambda _: script([JOBS], arguments), TIMEOUT_S)
-
-
-def _job(identity: str) -> str:
-    return f"{JOBS}job:{identity}"
+        return await self._store.execute(lambda _: script([self._prefix], arguments), TIMEOUT_S)
 
 
 def _ms(seconds: float) -> int:

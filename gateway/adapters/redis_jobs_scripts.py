@@ -8,7 +8,7 @@ when he was last heard of is what the stream keeps. What waits for its next atte
 `active` has all jobs that are not over, by when they came; `finished` and `dead` those that are, by when they are
 forgotten.
 
-Not for Redis Cluster: keys of many slots in one script.
+In a cluster the prefix has a tag: all keys are in its slot.
 """
 
 HEAD = """

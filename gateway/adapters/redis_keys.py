@@ -12,13 +12,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from gateway.access.store import KeyChange, Outdated
+from gateway.adapters.redis_cluster import at_home
 from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
-from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.adapters.redis_store import RedisStore
 from gateway.errors import StoreUnavailable
 
-KEYS = PREFIX + "keys"
-DIGESTS = PREFIX + "keys:digests"
-VERSION = PREFIX + "keys:version"
 TIMEOUT_S = 5.0  # an operator can wait longer than a request
 POLL_TIMEOUT_S = 0.25
 # KEYS: the digests, the records. ARGV: a digest.
@@ -43,34 +41,38 @@ class RedisKeys:
     def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
         self._client = client  # for what must not weigh on the breaker
+        self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
         self._find = client.register_script(FIND)
-        self._swap = client.register_script(SWAP)
 
     async def version(self) -> bytes:
         """Beside the breaker, as that of removals (`gateway.adapters.redis_removal`)."""
         try:
             async with asyncio.timeout(POLL_TIMEOUT_S):
-                return await self._client.get(VERSION) or b""
+                return await self._client.get(self._version) or b""
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
 
     async def by_digest(self, digest: str) -> bytes | None:
-        return await self._store.execute(lambda _: self._find([DIGESTS, KEYS], [digest]), POLL_TIMEOUT_S)
+        return await self._store.execute(lambda _: self._find([self._digests, self._keys], [digest]), POLL_TIMEOUT_S)
 
     async def by_id(self, identity: str) -> bytes | None:
-        return await self._store.execute(lambda client: client.hget(KEYS, identity), TIMEOUT_S)
+        return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S)
 
     async def listed(self) -> list[bytes]:
-        return await self._store.execute(lambda client: client.hvals(KEYS), TIMEOUT_S)
+        return await self._store.execute(lambda client: client.hvals(self._keys), TIMEOUT_S)
 
     async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
         arguments = [change.id, change.old or b"", change.new or b"", len(change.digests)]
         arguments += [*change.digests, *change.gone]
 
         async def write(client: Any) -> tuple[Any, bool]:
+            async with at_home(client, self._keys) as home:
+                return await write_there(home)
+
+        async def write_there(client: Any) -> tuple[Any, bool]:
             replicas = await replicas_of(client) if synced else 0
             async with client.pipeline(transaction=False) as pipe:
-                await self._swap([KEYS, DIGESTS, VERSION], arguments, pipe)
+                pipe.eval(SWAP, 3, self._keys, self._digests, self._version, *arguments)
                 if synced:
                     ask_durable(pipe, replicas)
                 outcomes = await pipe.execute(raise_on_error=False)

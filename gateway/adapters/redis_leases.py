@@ -8,12 +8,11 @@ eviction, a later lease has a higher token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from gateway.adapters.redis_store import PREFIX, RedisStore, entry_key, lease_key
+from gateway.adapters.redis_store import RedisStore
 from gateway.ports import Claim
-
-COUNTER = PREFIX + "leases"
 
 ACQUIRE = """
 local holder = redis.call('GET', KEYS[1])
@@ -53,22 +52,40 @@ class RedisLeases:
         self._acquire, self._renew, self._release = map(client.register_script, (ACQUIRE, RENEW, RELEASE))
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
-        keys = [lease_key(fingerprint), entry_key(fingerprint), COUNTER]
+        names = self._store.names
+        keys = [names.lease(fingerprint), names.entry(fingerprint), names.counter(fingerprint)]
         arguments = [self._ttl_ms, "" if since is None else since]
         token, holder = await self._store.execute(lambda _: self._acquire(keys, arguments), self._timeout_s)
         return Claim(int(token), int(holder))
 
     async def renew(self, held: Mapping[str, int]) -> list[str]:
-        names = list(held)
-        keys, arguments = list(map(lease_key, names)), [self._ttl_ms, *held.values()]
-        lost = await self._store.execute(lambda _: self._renew(keys, arguments), self._timeout_s)
-        return [names[int(at) - 1] for at in lost]
+        lost: list[str] = []
+        for names in self._store.names.grouped(held).values():
+            keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
+            gone = await self._store.execute(partial(self._renewed, keys, arguments), self._timeout_s)
+            lost += [names[int(at) - 1] for at in gone]
+        return lost
+
+    async def _renewed(self, keys: Sequence[str], arguments: Sequence[Any], _: Any) -> list[int]:
+        lost: list[int] = await self._renew(keys, arguments)
+        return lost
 
     async def release(self, held: Mapping[str, int]) -> None:
-        keys, tokens = list(map(lease_key, held)), list(held.values())
-        await self._store.execute(lambda _: self._release(keys, tokens), self._timeout_s)
+        for names in self._store.names.grouped(held).values():
+            keys, tokens = self._keys(names), [held[name] for name in names]
+            await self._store.execute(partial(self._released, keys, tokens), self._timeout_s)
+
+    async def _released(self, keys: Sequence[str], tokens: Sequence[int], _: Any) -> None:
+        await self._release(keys, tokens)
 
     async def holders(self, fingerprints: Sequence[str]) -> list[int]:
-        keys = list(map(lease_key, fingerprints))
-        tokens = await self._store.execute(lambda client: client.mget(keys), self._timeout_s)
-        return [int(token or 0) for token in tokens]
+        async def read(client: Any) -> list[bytes | None]:
+            async with client.pipeline(transaction=False) as pipe:
+                for key in self._keys(fingerprints):
+                    pipe.get(key)
+                return list(await pipe.execute())
+
+        return [int(token or 0) for token in await self._store.execute(read, self._timeout_s)]
+
+    def _keys(self, fingerprints: Sequence[str]) -> list[str]:
+        return list(map(self._store.names.lease, fingerprints))

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.adapters.redis_store import ENTRIES, PREFIX, SCAN_BATCH, RedisStore, entry_key
+from gateway.adapters.redis_names import PREFIX
+from gateway.adapters.redis_store import SCAN_BATCH, RedisStore
 from gateway.cache.records import RecordInvalid, decode
 from gateway.messages import Vector
 from gateway.ports import Foreign
@@ -17,7 +18,7 @@ from gateway.ports.replication import ChangeKind
 SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
 TIMEOUT_S = 10.0  # of one command; nobody waits for it
 # In one step: what has been deleted, has expired or was answered anew meanwhile has no such record any more, and is
-# left as it is. The expiry of the key stays. KEYS: the entry, `SPACE`; ARGV: the SHA-1 of the record that was read, the
+# left as it is. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the
 # vector, the embedder, the one whose vector is kept beside it, and what others are told, as a command.
 REPLACE = """
 local record = redis.call('HGET', KEYS[1], 'record')
@@ -25,7 +26,6 @@ if not record or redis.sha1hex(record) ~= ARGV[1] then return 0 end
 local before = redis.call('HGET', KEYS[1], 'embedder')
 if before and before == ARGV[4] then
   redis.call('HSET', KEYS[1], 'former', redis.call('HGET', KEYS[1], 'vector'), 'former_embedder', before)
-  redis.call('HDEL', KEYS[2], 'tidied')
 end
 redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
 if ARGV[5] then redis.call(unpack(ARGV, 5)) end
@@ -55,7 +55,7 @@ class RedisMigration:
 
     async def foreign(self) -> AsyncIterator[Sequence[str]]:
         async for names in self._pages():
-            made_by = await self._store.execute(partial(_embedders, names), TIMEOUT_S) if names else []
+            made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S) if names else []
             yield [name for name, by in zip(names, made_by, strict=True) if self._lacks(by)]
 
     def _lacks(self, made_by: Sequence[bytes | None]) -> bool:
@@ -63,17 +63,13 @@ class RedisMigration:
         return made_by[0] is not None and self._embedder not in made_by
 
     async def _pages(self) -> AsyncIterator[list[str]]:
-        cursor = 0
-        while True:
-            cursor, members = await self._store.execute(partial(_page, cursor), TIMEOUT_S)
+        async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
             yield list(dict.fromkeys(name.decode() for name, _ in members))
-            if cursor == 0:
-                return
 
     async def read(self, fingerprint: str) -> Foreign | None:
         fields = ("record", "embedder", "former_embedder")
         data, *made_by = await self._store.execute(
-            lambda client: client.hmget(entry_key(fingerprint), *fields), TIMEOUT_S
+            lambda client: client.hmget(self._store.names.entry(fingerprint), *fields), TIMEOUT_S
         )
         if data is None or not self._lacks(made_by):
             return None
@@ -86,11 +82,20 @@ class RedisMigration:
         return Foreign(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
-        keys = [entry_key(fingerprint), SPACE]
         arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]
-        if self._store.journal is not None:
-            arguments += self._store.journal.command(ChangeKind.VECTORS, fingerprint)
-        return bool(await self._store.execute(lambda client: client.eval(REPLACE, 2, *keys, *arguments), TIMEOUT_S))
+        arguments += self._store.told_within(ChangeKind.VECTORS, fingerprint)
+
+        async def replace(client: Any) -> bool:
+            async with client.pipeline(transaction=False) as pipe:
+                if keep:  # what is kept has to be dropped once more
+                    pipe.hdel(SPACE, "tidied")
+                pipe.eval(REPLACE, 1, self._store.names.entry(fingerprint), *arguments)
+                return bool((await pipe.execute())[-1])
+
+        replaced = await self._store.execute(replace, TIMEOUT_S)
+        if replaced:
+            await self._store.tell_apart(ChangeKind.VECTORS, fingerprint)
+        return replaced
 
     async def settled(self) -> bool:
         serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)
@@ -103,11 +108,16 @@ class RedisMigration:
         if serving == tidied == self._embedder:
             return
         async for names in self._pages():
-            keys = list(map(entry_key, names))
-            if keys:
-                tidy = partial(_tidy, keys, self._embedder)
-                await self._store.execute(tidy, TIMEOUT_S)
+            for some in self._store.names.grouped(names).values():
+                keys = list(map(self._store.names.entry, some))
+                await self._store.execute(partial(_tidy, keys, self._embedder), TIMEOUT_S)
         await self._mark("tidied")
+
+    async def _embedders(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(self._store.names.entry(name), "embedder", "former_embedder")
+            return list(await pipe.execute())
 
     async def _mark(self, field: str) -> None:
         await self._store.execute(lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S)
@@ -115,15 +125,3 @@ class RedisMigration:
 
 async def _tidy(keys: Sequence[str], embedder: bytes, client: Any) -> None:
     await client.eval(TIDY, len(keys), *keys, embedder)
-
-
-async def _page(cursor: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
-    cursor, members = await client.zscan(ENTRIES, cursor, count=SCAN_BATCH)
-    return cursor, members
-
-
-async def _embedders(names: Sequence[str], client: Any) -> list[list[bytes | None]]:
-    async with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hmget(entry_key(name), "embedder", "former_embedder")
-        return list(await pipe.execute())

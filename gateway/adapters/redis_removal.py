@@ -13,15 +13,15 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.adapters.redis_cluster import at_home
 from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
-from gateway.adapters.redis_store import ENTRIES, PREFIX, VECTOR_FIELDS, RedisStore, entry_key, stored_vector
+from gateway.adapters.redis_names import PREFIX
+from gateway.adapters.redis_store import VECTOR_FIELDS, RedisStore, stored_vector
 from gateway.cache.records import RecordInvalid, decode
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Placed
 from gateway.ports.replication import ChangeKind
 
-BANS = PREFIX + "bans"
-VERSION = PREFIX + "bans:version"
 AUDIT = PREFIX + "audit"
 MAX_AUDIT = 1_000
 TIMEOUT_S = 5.0
@@ -38,30 +38,37 @@ class RedisRemovals:
     def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
         self._client = client  # for what must not weigh on the breaker
+        self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
 
     async def version(self) -> bytes:
         """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
         from a request."""
         try:
             async with asyncio.timeout(POLL_TIMEOUT_S):
-                return await self._client.get(VERSION) or b""
+                return await self._client.get(self._version) or b""
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
 
     async def bans(self) -> list[bytes]:
-        return await self._store.execute(lambda client: client.hvals(BANS), TIMEOUT_S)
+        return await self._store.execute(lambda client: client.hvals(self._bans), TIMEOUT_S)
 
     async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
         async def write(client: Any) -> bool:
+            async with at_home(client, self._bans) as home:
+                durable = await write_there(home)
+            await self._store.tell_apart(ChangeKind.BANS)
+            return durable
+
+        async def write_there(client: Any) -> bool:
             replicas = await replicas_of(client)
             # What is added goes before what it stands for is dropped, and the version after both.
             async with client.pipeline(transaction=False) as pipe:
-                pipe.hset(BANS, mapping=dict(bans))
+                pipe.hset(self._bans, mapping=dict(bans))
                 if drop:
-                    pipe.hdel(BANS, *drop)
-                pipe.incrby(VERSION, 1 + secrets.randbelow(MAX_STEP))
-                if self._store.journal is not None:
-                    self._store.journal.note(pipe, ChangeKind.BANS)
+                    pipe.hdel(self._bans, *drop)
+                pipe.incrby(self._version, 1 + secrets.randbelow(MAX_STEP))
+                if told := self._store.told_within(ChangeKind.BANS):
+                    pipe.execute_command(*told)
                 written = len(pipe)
                 ask_durable(pipe, replicas)
                 outcomes = await pipe.execute(raise_on_error=False)
@@ -73,19 +80,20 @@ class RedisRemovals:
         return await self._store.execute(write, TIMEOUT_S)
 
     async def latest_expiry(self) -> float:
-        last = await self._store.execute(lambda client: client.zrange(ENTRIES, -1, -1, withscores=True), TIMEOUT_S)
-        return float(last[0][1]) if last else 0.0
+        async def read(client: Any) -> list[list[tuple[bytes, float]]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for key in self._store.names.lists:
+                    pipe.zrange(key, -1, -1, withscores=True)
+                return list(await pipe.execute())
+
+        return max((float(last[0][1]) for last in await self._store.execute(read, TIMEOUT_S) if last), default=0.0)
 
     async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
-        cursor = 0
-        while True:
-            cursor, members = await self._store.execute(partial(_scan, cursor=cursor), TIMEOUT_S)
+        async for members in self._store.listed(PAGE, TIMEOUT_S):
             names = [name.decode() for name, _ in members]
             for i in range(0, len(names), PAGE):
                 async for page in self._read(names[i : i + PAGE], embedder):
                     yield page
-            if cursor == 0:
-                return
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         return await self._store.delete(fingerprints)
@@ -103,11 +111,23 @@ class RedisRemovals:
         return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
 
     async def _read(self, names: Sequence[str], embedder: str) -> AsyncIterator[list[Record]]:
-        sizes = await self._store.execute(partial(_sizes, names=names), TIMEOUT_S)
+        sizes = await self._store.execute(partial(self._sizes, names), TIMEOUT_S)
         for group in _groups(names, sizes):
-            rows = await self._store.execute(partial(_rows, names=group), TIMEOUT_S)
+            rows = await self._store.execute(partial(self._rows, group), TIMEOUT_S)
             found = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
             yield [record for record in found if record is not None]
+
+    async def _sizes(self, names: Sequence[str], client: Any) -> list[int]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hstrlen(self._store.names.entry(name), "record")
+            return list(await pipe.execute())
+
+    async def _rows(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(self._store.names.entry(name), "record", *VECTOR_FIELDS)
+            return list(await pipe.execute())
 
 
 def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
@@ -120,25 +140,6 @@ def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | N
         return None
     stored = stored_vector(name, rest, embedder.encode())
     return entry, None if stored is None else Placed(stored.vector, embedder)
-
-
-async def _scan(client: Any, *, cursor: int) -> tuple[int, list[tuple[bytes, float]]]:
-    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(ENTRIES, cursor, count=PAGE)
-    return found
-
-
-async def _sizes(client: Any, *, names: Sequence[str]) -> list[int]:
-    async with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hstrlen(entry_key(name), "record")
-        return list(await pipe.execute())
-
-
-async def _rows(client: Any, *, names: Sequence[str]) -> list[list[bytes | None]]:
-    async with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hmget(entry_key(name), "record", *VECTOR_FIELDS)
-        return list(await pipe.execute())
 
 
 def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 
 from gateway.adapters.redis_changes import RedisChanges
 from gateway.adapters.redis_journal import MOST_SPOKEN, SPOKEN
-from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.adapters.redis_names import PREFIX
+from gateway.adapters.redis_store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.ports.replication import ChangeKind
 

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.adapters.redis_cluster import doubt, names_of, used_memory
 from gateway.adapters.redis_journal import Journal
+from gateway.adapters.redis_names import PREFIX
 from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
@@ -27,8 +29,6 @@ from gateway.ports.replication import ChangeKind
 from gateway.routing.breaker import Breaker, State
 
 LOG = logging.getLogger("nearhit.store")
-PREFIX = "nearhit:1:"
-ENTRIES = PREFIX + "entries"
 COUNTEREXAMPLES = PREFIX + "counterexamples"
 LEARNING = PREFIX + "learning"
 MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
@@ -70,6 +70,7 @@ class RedisStore:
         self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: Journal | None = None
     ) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
+        self.names = names_of(client)
         self._embedder = embedder.encode()
         self._timeout_s = timeout_s
         self._clock = clock
@@ -90,7 +91,7 @@ class RedisStore:
         return self._breaker.state(self._clock.monotonic())
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self._guard(lambda: self._client.hget(entry_key(fingerprint), "record"))
+        data = await self._guard(lambda: self._client.hget(self.names.entry(fingerprint), "record"))
         if data is None:
             return None
         try:
@@ -111,14 +112,14 @@ class RedisStore:
         return stored
 
     async def _put_plainly(self, entry: Entry, fields: Mapping[str, Any]) -> bool:
-        key = entry_key(entry.fingerprint)
+        key = self.names.entry(entry.fingerprint)
 
         async def write() -> None:
             async with self._client.pipeline(transaction=True) as pipe:
                 pipe.delete(key)
                 pipe.hset(key, mapping=dict(fields))
                 pipe.pexpireat(key, int(entry.expires * 1000))
-                pipe.zadd(ENTRIES, {entry.fingerprint: entry.expires})
+                pipe.zadd(self.names.list_of(entry.fingerprint), {entry.fingerprint: entry.expires})
                 if self.journal is not None:
                     self.journal.note(pipe, _kind(fields), entry.fingerprint)
                 await pipe.execute()
@@ -127,12 +128,25 @@ class RedisStore:
         return True
 
     async def _put_fenced(self, entry: Entry, fields: Mapping[str, Any], lease: int) -> bool:
-        keys = [entry_key(entry.fingerprint), lease_key(entry.fingerprint), ENTRIES]
+        name, names = entry.fingerprint, self.names
+        keys = [names.entry(name), names.lease(name), names.list_of(name)]
         head = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
         words = [part for pair in fields.items() for part in pair]
-        told = [] if self.journal is None else self.journal.command(_kind(fields), entry.fingerprint)
-        arguments = [*head, len(words), *words, *told]
-        return bool(await self._guard(lambda: self._put(keys, arguments)))
+        arguments = [*head, len(words), *words, *self.told_within(_kind(fields), name)]
+        stored = bool(await self._guard(lambda: self._put(keys, arguments)))
+        if stored:
+            await self.tell_apart(_kind(fields), name)
+        return stored
+
+    def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
+        """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
+        another node: `tell_apart` then comes after the script."""
+        return [] if self.journal is None or self.names.tags else self.journal.command(kind, *names)
+
+    async def tell_apart(self, kind: ChangeKind, *names: str) -> None:
+        if self.journal is not None and self.names.tags:
+            command = self.journal.command(kind, *names)
+            await self._guard(lambda: self._client.execute_command(*command))
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -140,38 +154,49 @@ class RedisStore:
 
         async def unlink() -> int:
             async with self._client.pipeline(transaction=True) as pipe:
-                pipe.unlink(*map(entry_key, fingerprints))
-                pipe.zrem(ENTRIES, *fingerprints)
+                groups = self.names.grouped(fingerprints)
+                for listed, names in groups.items():
+                    pipe.unlink(*map(self.names.entry, names))
+                    pipe.zrem(listed, *names)
                 if self.journal is not None:
                     self.journal.note(pipe, ChangeKind.VECTORS, *fingerprints)
-                removed, *_ = await pipe.execute()
-            return int(removed)
+                removed = await pipe.execute()
+            return sum(map(int, removed[: 2 * len(groups) : 2]))
 
         return await self._guard(unlink)
 
     async def vectors(self) -> AsyncIterator[StoredVector]:
-        async for members in self._pages():
+        async for members in self.listed(SCAN_BATCH):
             for stored in await self.vectors_of([name.decode() for name, _ in members]):
                 yield stored
 
     async def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
-        async for members in self._pages():
+        async for members in self.listed(SCAN_BATCH):
             for name, expires in members:
                 yield name.decode(), expires
 
-    async def _pages(self) -> AsyncIterator[list[tuple[bytes, float]]]:
-        cursor = 0
-        while True:
-            cursor, members = await self._guard(partial(self._client.zscan, ENTRIES, cursor, count=SCAN_BATCH))
-            yield members
-            if cursor == 0:
-                return
+    async def listed(self, most: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
+        """All entries with their expiry, in pages of about `most`, within `timeout_s` each; some may come twice."""
+        page: list[tuple[bytes, float]] = []
+        for key in self.names.lists:
+            cursor = 0
+            while True:
+                scan = partial(self._client.zscan, key, cursor, count=most)
+                cursor, members = await self._guard(scan, timeout_s)
+                page += members
+                if len(page) >= most:
+                    yield page
+                    page = []
+                if cursor == 0:
+                    break
+        if page:
+            yield page
 
     async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
         async def read() -> list[list[bytes | None]]:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
-                    pipe.hmget(entry_key(name), *VECTOR_FIELDS)
+                    pipe.hmget(self.names.entry(name), *VECTOR_FIELDS)
                 return list(await pipe.execute())
 
         rows = await self._guard(read) if fingerprints else []
@@ -214,11 +239,11 @@ class RedisStore:
     async def stats(self) -> StoreStats:
         async def read() -> StoreStats:
             async with self._client.pipeline(transaction=False) as pipe:
-                pipe.zremrangebyscore(ENTRIES, "-inf", self._clock.wall())
-                pipe.zcard(ENTRIES)
-                pipe.info("memory")
-                _, entries, memory = await pipe.execute()
-            return StoreStats(int(entries), int(memory["used_memory"]))
+                for key in self.names.lists:
+                    pipe.zremrangebyscore(key, "-inf", self._clock.wall())
+                    pipe.zcard(key)
+                counts = await pipe.execute()
+            return StoreStats(sum(counts[1::2]), await used_memory(self._client))
 
         return await self._guard(read)
 
@@ -240,18 +265,12 @@ class RedisStore:
             self._breaker.succeeded()
             raise StoreUnavailable(f"the store refused: {error}"[:300]) from None
         except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                doubt(self._client)
             self._breaker.failed(self._clock.monotonic())
             raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
         self._breaker.succeeded()
         return result
-
-
-def entry_key(fingerprint: str) -> str:
-    return f"{PREFIX}entry:{fingerprint}"
-
-
-def lease_key(fingerprint: str) -> str:
-    return f"{PREFIX}lease:{fingerprint}"
 
 
 def _kind(fields: Mapping[str, Any]) -> ChangeKind:

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from gateway.adapters.redis_cluster import at_home, names_of
 from gateway.errors import StoreUnavailable
 
 CHECK_EVERY_S = 10.0  # an operator may change it while the server runs
@@ -20,6 +21,7 @@ WANTED = {b"appendonly": b"yes", b"appendfsync": b"always"}
 class Syncing:
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._jobs = names_of(client).key("jobs:")  # the server that this is about
         self._known = float("-inf")
 
     async def synced(self) -> None:
@@ -27,7 +29,8 @@ class Syncing:
         if time.monotonic() - self._known < CHECK_EVERY_S:
             return
         try:
-            told = await self._client.execute_command("CONFIG", "GET", "append*")
+            async with at_home(self._client, self._jobs) as home:
+                told = await home.execute_command("CONFIG", "GET", "append*")
         except (RedisError, OSError) as error:
             raise StoreUnavailable(
                 f"the store does not say whether it writes through: {type(error).__name__}"

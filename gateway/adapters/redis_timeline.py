@@ -10,7 +10,8 @@ from typing import Any
 
 import msgpack
 
-from gateway.adapters.redis_store import PREFIX, RedisStore
+from gateway.adapters.redis_names import PREFIX
+from gateway.adapters.redis_store import RedisStore
 from gateway.ports.timeline import Slot
 
 TIMEOUT_S = 5.0  # of a batch; nobody waits for it

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.adapters.redis_store import ENTRIES, SCAN_BATCH, RedisStore, entry_key
+from gateway.adapters.redis_store import SCAN_BATCH, RedisStore
 from gateway.ports import Clock, Weight
 
 TIMEOUT_S = 10.0  # of a page; nobody waits for it
@@ -34,26 +34,21 @@ class RedisWeights:
         self._clock = clock
 
     async def weights(self) -> AsyncIterator[Sequence[Weight]]:
-        cursor = 0
-        while True:
-            scan = partial(_page, cursor)
-            cursor, members = await self._store.execute(scan, TIMEOUT_S)
-            if members:
-                yield await self._weighed([(name.decode(), expires) for name, expires in members])
-            if cursor == 0:
-                return
+        async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
+            yield await self._weighed({name.decode(): expires for name, expires in members})
 
-    async def _weighed(self, members: Sequence[tuple[str, float]]) -> Sequence[Weight]:
-        names = [name for name, _ in members]
-        keys = [ENTRIES, *map(entry_key, names)]
-        found = await self._store.execute(lambda client: client.eval(WEIGH, len(keys), *keys, *names), TIMEOUT_S)
-        now = self._clock.wall()
-        return [
-            Weight(name, int(size), float(worth or 1e-6), expires <= now)
-            for (name, expires), size, worth in zip(members, found[::2], found[1::2], strict=True)
-        ]
+    async def _weighed(self, members: Mapping[str, float]) -> Sequence[Weight]:
+        groups = self._store.names.grouped(members)
+        weighed = await self._store.execute(partial(self._weigh, groups), TIMEOUT_S)
+        now, weights = self._clock.wall(), list[Weight]()
+        for names, found in zip(groups.values(), weighed, strict=True):
+            for name, size, worth in zip(names, found[::2], found[1::2], strict=True):
+                weights.append(Weight(name, int(size), float(worth or 1e-6), members[name] <= now))
+        return weights
 
-
-async def _page(cursor: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
-    cursor, members = await client.zscan(ENTRIES, cursor, count=SCAN_BATCH)
-    return cursor, members
+    async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for listed, names in groups.items():
+                keys = [listed, *map(self._store.names.entry, names)]
+                pipe.eval(WEIGH, len(keys), *keys, *names)
+            return list(await pipe.execute())

@@ -14,7 +14,7 @@ from gateway.written.units import PositiveDuration, Size
 from gateway.written.validation import Problem, Section
 
 OUTSIDE = ("username", "password_env", "sentinel_password_env", "tls")
-SECURED = "expected rediss:// or redis+sentinel:// in store.url"
+SECURED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"
 
 
 class StoreTls(Section):

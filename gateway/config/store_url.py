@@ -8,7 +8,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from gateway.written.faults import show
 
-EXPECTED = "expected embedded, redis://HOST:PORT, rediss://HOST:PORT or redis+sentinel://HOST:PORT,HOST:PORT/NAME"
+EXPECTED = (
+    "expected embedded, redis://HOST:PORT, rediss://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/NAME or "
+    "redis+cluster://HOST:PORT,HOST:PORT"
+)
 SENTINEL_PORT, SERVER_PORT = 26379, 6379
 
 
@@ -69,8 +72,6 @@ class _Unsaid(ValueError):
 
 
 def _target(url: SplitResult) -> Target:
-    if url.scheme == "redis+cluster":
-        raise ValueError(f"redis+cluster:// comes with a later version, {EXPECTED}")
     kind = SCHEMES.get(url.scheme)
     if kind is None:
         raise _Unsaid

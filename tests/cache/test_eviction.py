@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.redis_store import entry_key
+from gateway.adapters.redis_names import ONE_SERVER
 from gateway.cache.eviction import Ledger, worth_of
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
@@ -147,7 +147,7 @@ async def test_what_the_server_itself_let_go_leaves_list_and_index(small: Served
         await small.chat(f"question number {i} about subject {i * 7919}")
     parts, redis = small.gateway.parts, small.gateway.stores.redis
     gone = [name async for name, _ in parts.store.fingerprints()][:2]
-    await redis.execute(lambda client: client.unlink(*map(entry_key, gone)), 5.0)  # as maxmemory does
+    await redis.execute(lambda client: client.unlink(*map(ONE_SERVER.entry, gone)), 5.0)  # as maxmemory does
     assert (await redis.stats()).entries == 5  # the overcount
     await parts.evictions.compare()
     assert (await redis.stats()).entries == 3

@@ -14,13 +14,13 @@ from gateway.adapters.redis_store import MAX_ROUTES, RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
 from gateway.ports import LearningStore
+from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.fakes import MemoryStore
-from tests.fixtures.stores import OutsideServer
 
 CLOCK = SystemClock()
 
 
-@pytest.fixture(params=["embedded", "redis", "memory"])
+@pytest.fixture(params=["embedded", "redis", "cluster", "memory"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LearningStore]:
     async with AsyncExitStack() as stack:
         if request.param == "memory":
@@ -31,8 +31,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             stack.push_async_callback(server.stop)
             url = server.url
         else:
-            outside: OutsideServer = request.getfixturevalue("outside_store")
-            url = outside.url
+            url = request.getfixturevalue(OUTSIDE[request.param]).url
         opened = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
         stack.push_async_callback(opened.close)
         yield opened

