@@ -28,6 +28,9 @@ EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, D
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # onnxruntime looks at this when it is imported, which is later. Without it there is a device id and a database of
+    # events, with means to send them, in the home directory. Who sets it keeps what he has set.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(given)
     arguments = parser.parse_args(given)

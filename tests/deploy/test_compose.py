@@ -73,6 +73,7 @@ async def gateway(
     """With the files of `deploy/`: what differs is where things are, and whose models answer."""
     settings = {
         **SECRETS,
+        "HOME": str(directory / "home"),
         "NEARHIT_SERVER__LISTEN": "127.0.0.1:0",
         "NEARHIT_SERVER__ADMIN": "127.0.0.1:0",
         "NEARHIT_SERVER__DRAIN_TIMEOUT": "5s",
@@ -132,3 +133,4 @@ async def test_two_gateways_share_what_they_know_and_one_may_go(
         statuses += [status for task in asking for status in await task]
         assert set(statuses) == {200}
         assert both[1].process.returncode == 0
+        assert not (tmp_path / "home").exists()  # where libraries keep what they tell their makers
