@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -93,6 +93,9 @@ bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real T
 
 bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
+
+bench-milvus: milvus  ## what an index in Milvus Lite costs beside FAISS (10 minutes)
+	@$(BIN)/python -m bench.milvus
 
 bench-hedging: $(STAMP)  ## the tail of latencies with and without hedges, and what they cost (3 minutes)
 	@$(BIN)/python -m bench.hedging

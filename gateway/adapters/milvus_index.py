@@ -30,6 +30,7 @@ LOG = logging.getLogger("nearhit.index")
 BATCH = 500  # vectors of one call: 0.8 MB of 384 dimensions
 PAGE = 1000  # entries of one page of a listing
 SLOW_S = 30.0  # of a call that no request waits for
+SEAL_S = 300.0  # of the end of a filling
 SWEEP_S = 60.0  # between two removals of what has expired
 COUNT_S = 60.0  # how long a scope's count is believed
 MAX_SCOPES = 10_000  # whose counts are kept: 2 MB
@@ -135,6 +136,16 @@ class MilvusIndex:
         condition = f"expires <= {math.floor(self._clock.wall())}"
         await self._server.call(
             lambda client, limit_s: client.delete(self._collection, filter=condition, timeout=limit_s), SLOW_S
+        )
+
+    async def flush(self) -> None:
+        """Has what was written sealed and indexed: the end of a large filling. Raises `IndexUnavailable`."""
+        await self._server.call(lambda client, limit_s: client.flush(self._collection, timeout=limit_s), SEAL_S)
+
+    async def drop(self) -> None:
+        """Removes the collection with all that is in it. Raises `IndexUnavailable`."""
+        await self._server.call(
+            lambda client, limit_s: client.drop_collection(self._collection, timeout=limit_s), SLOW_S
         )
 
     async def run(self) -> None:

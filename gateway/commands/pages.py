@@ -184,6 +184,13 @@ PAGES: Mapping[str, Page] = {
         "For editors that complete and check YAML by it. The same files are in docs/schema.",
         ("nearhit schema policy > policy.schema.json", "nearhit schema config"),
     ),
+    "index migrate": Page(
+        "Reads the stored vectors, writes those that the index of index.adapter lacks, from faiss to milvus and back, "
+        "takes out what the store does not have, and compares the counts. What is there is not written again: where it "
+        "was stopped, run it again. With the embedded store, with faiss or with a Milvus Lite file the gateway has to "
+        "be stopped. (Faiss also fills itself at a gateway's start.)",
+        ("nearhit index migrate", "nearhit index migrate --config next.yaml --json"),
+    ),
     "model fetch": Page(
         "Fetches the published weights, exports them to int8 ONNX in an environment of its own (1.6 GB while it "
         "lasts, a minute), and compares the result with the original. At once where the model is there and unchanged.",

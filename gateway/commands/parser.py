@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, Listed] = {
         "gateway.commands.distill",
         "Make a light text classifier from a large model's answers, as an entry of a Triton repository.",
     ),
+    "index": Listed("gateway.commands.index", "The index that finds questions in other words."),
     "model": Listed("gateway.commands.model", "The embedding model."),
     "help": Listed("gateway.commands.helping", "Say what a command does, with examples; or print the manual."),
 }

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.index_checkpoint import Kind
@@ -14,7 +14,7 @@ from gateway.background import run_within
 from gateway.config import Config
 from gateway.config.environ import secret
 from gateway.config.urls import lite_file
-from gateway.errors import StartFailed
+from gateway.errors import IndexUnavailable, StartFailed
 from gateway.ports import Clock, Embedder, VectorIndex
 from gateway.upkeep.checkpoints import Checkpoints, checkpoints_of
 
@@ -55,6 +55,18 @@ def build_milvus(
         token=token,
     )
     return index
+
+
+async def filled(index: VectorIndex) -> int:
+    """How many it holds after a filling. Raises `StartFailed`."""
+    if index.shared:
+        outside = cast("MilvusIndex", index)
+        try:
+            await outside.flush()
+            await outside.refresh()
+        except IndexUnavailable as error:
+            raise StartFailed(f"everything was written, and could not be counted: {error}") from None
+    return index.size
 
 
 def milvus_version(config: Config, environ: Mapping[str, str], timeout_s: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gateway.cache.feedback import Counterexamples
 from gateway.errors import StoreUnavailable
@@ -84,24 +85,41 @@ class Recovery:
         await reconcile(self._store, self._index, self._clock)
 
 
-async def reconcile(store: ResponseStore, index: VectorIndex, clock: Clock) -> None:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Vectors that the index had and the store, too; that it lacked; that it had too much."""
+
+    kept: int
+    added: int
+    removed: int
+
+
+async def reconcile(
+    store: ResponseStore, index: VectorIndex, clock: Clock, told: Callable[[int], None] = lambda _: None
+) -> Compared:
     """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
     few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
-    record from the store. Raises `StoreUnavailable`."""
+    record from the store. `told`: how many more entries of the store are done. Raises `StoreUnavailable`."""
     listed = dict.fromkeys(await index.fingerprints(), False)
     lacking: list[str] = []
+    added = 0
     async for fingerprint, expires in store.fingerprints():
         if expires <= clock.wall():
             continue
         if fingerprint in listed:
             listed[fingerprint] = True
+            told(1)
             continue
         lacking.append(fingerprint)
         if len(lacking) == BATCH:
-            await update(store, index, clock, lacking)
+            added += len(await update(store, index, clock, lacking))
+            told(len(lacking))
             lacking = []
-    await update(store, index, clock, lacking)
-    await _remove(store, index, [fingerprint for fingerprint, there in listed.items() if not there])
+    added += len(await update(store, index, clock, lacking))
+    told(len(lacking))
+    unlisted = [fingerprint for fingerprint, there in listed.items() if not there]
+    removed = await _remove(store, index, unlisted)
+    return Compared(len(listed) - removed, added, removed)
 
 
 async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:
@@ -111,9 +129,11 @@ async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerp
     return {each.fingerprint for each in found}
 
 
-async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> None:
+async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> int:
     """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
+    removed = 0
     for i in range(0, len(fingerprints), BATCH):
         some = fingerprints[i : i + BATCH]
         stored = {each.fingerprint for each in await store.vectors_of(some)}
-        await index.remove([fingerprint for fingerprint in some if fingerprint not in stored])
+        removed += await index.remove([fingerprint for fingerprint in some if fingerprint not in stored])
+    return removed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli import main
 from gateway.errors import IndexUnavailable, StartFailed
 from gateway.routing.breaker import State
 from tests.fixtures.entries import DIMENSION, vector_of
@@ -131,3 +133,36 @@ async def test_without_the_extra_the_gateway_says_which(
     with pytest.raises(StartFailed, match=r"pip install 'nearhit\[milvus\]'"):
         async with gateway_of(config(tmp_path, upstream, "http://127.0.0.1:19530"), LOOSE):
             pass
+
+
+@needed
+async def test_one_command_fills_milvus_from_the_store_and_faiss_again(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(adapter: str) -> str:
+        index = "{adapter: milvus, url: milvus.db, timeout: 20s}" if adapter == "milvus" else "{adapter: faiss}"
+        document = (
+            f"version: 1\ndata_dir: data\nembedder: {{adapter: hash}}\nstore: {{timeout: 10s}}\nindex: {index}\n"
+            f"backends: {{main: {{adapter: openai, url: {upstream.url}}}}}\n"
+        )
+        (tmp_path / "config.yaml").write_text(document)
+        return str(tmp_path / "config.yaml")
+
+    async def migrated(adapter: str) -> dict[str, Any]:
+        code = await asyncio.to_thread(main, ["index", "migrate", "--json", "--config", written(adapter)])
+        said = json.loads(capsys.readouterr().out)
+        assert (code, said["index"], said["in_store"], said["in_index"]) == (0, adapter, 2, 2)
+        return {key: said[key] for key in ("added", "removed")}
+
+    checkpoint = tmp_path / "data" / "index" / "checkpoint"
+    async with gateway_of(config_of(tmp_path / "data", {"main": {"adapter": "openai", "url": upstream.url}})) as served:
+        await served.chat(STORED)
+        await served.chat("which trains go to Vienna tomorrow morning")
+    assert await migrated("milvus") == {"added": 2, "removed": 0}
+    assert await migrated("milvus") == {"added": 0, "removed": 0}
+    async with gateway_of(config(tmp_path / "data", upstream, "milvus.db"), LOOSE) as served:
+        await recovered(served)
+        assert await served.gateway.parts.space.index.fingerprints()
+    checkpoint.unlink()
+    assert await migrated("faiss") == {"added": 2, "removed": 0}
+    assert checkpoint.exists()

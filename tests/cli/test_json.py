@@ -45,6 +45,7 @@ OFFLINE: dict[str, list[str]] = {
     "completion": ["bash"],
     "schema": ["policy"],
     "distill": ["{files}/answers.jsonl"],
+    "index migrate": [],
     "model fetch": [],
     "help": ["cache", "purge"],
 }
