@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -123,6 +123,12 @@ bench-keys: $(STAMP)  ## what API keys cost an exact hit, and how soon a revocat
 
 bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits take meanwhile (a minute)
 	@$(BIN)/python -m bench.edge
+
+# DATA, HELD_OUT: texts and labels, as docs/distill.md has them.
+distill: triton  ## a light classifier and its teacher from DATA=, on a real Triton behind the gateway (HELD_OUT=)
+	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV)
+	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
+	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
 
 $(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
 	@test -x $(QUALITY_ENV)/bin/pip || $(BIN)/python -m venv $(QUALITY_ENV)

@@ -32,7 +32,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--alpha", metavar="X", type=fraction, default=0.3, help="share of the labels in the loss; default: %(default)s"
     )
     add("--temperature", metavar="T", type=positive, default=2.0, help="default: %(default)s")
-    add("--epochs", metavar="N", type=whole, default=30, help="default: %(default)s")
+    add("--epochs", metavar="N", type=whole, default=8, help="default: %(default)s")
     add("--prune", metavar="X", type=fraction, default=0.0, help="share of the weights; default: none")
     add("--prune-epochs", metavar="N", type=whole, default=5, help="after it; default: %(default)s")
     add("--width", metavar="N", type=whole, default=256, help="of a token's vector, 256 at most; default: %(default)s")

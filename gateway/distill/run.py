@@ -36,7 +36,7 @@ class Training:
 
     alpha: float = 0.3
     temperature: float = 2.0
-    epochs: int = 30
+    epochs: int = 8
     batch: int = 64
     rate: float = 3e-3
     decay: float = 1e-3
@@ -130,7 +130,12 @@ def _train(
     }  # fmt: skip
     _write(wish.work / "rows.jsonl", b"\n".join(lines))
     _write(wish.work / "job.json", orjson.dumps(job))
-    environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environ = {
+        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     given = [Path(__file__).parent, wish.work, "quiet" if wish.quiet else "shown", transformer or ""]
     done = subprocess.run(  # noqa: S603 - our own words and paths
         [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, given)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -31,5 +32,6 @@ def export(model: torch.nn.Module, target: Path) -> int:
                 output_names=["logits"],
                 dynamic_axes={"input_ids": axes, "attention_mask": axes, "logits": {0: "batch"}},
             )
+        logging.disable(logging.WARNING)  # it advises a step that is for convolutions
         quantize_dynamic(whole, target, per_channel=True, weight_type=QuantType.QInt8)
         return whole.stat().st_size

@@ -51,6 +51,9 @@ def main(folder: Path, transformer: Path | None, *, quiet: bool) -> None:
     place = {each: at for at, each in enumerate(used)}
     examples = Examples([[place[each] for each in row] for row in ids], labels, teacher, told)
     # Tokens that no row has keep the vectors they came with: only the others are in training, a tenth or less.
+    torch.set_num_threads(
+        1
+    )  # its matrices are small: a second thread costs more than it does, the most on a busy machine
     student = Student(vectors[used], job["hidden"], len(job["labels"]))
     plan = Plan(**job["plan"])
     with shown("training", plan.total, "epochs", quiet=quiet) as tell:
@@ -78,10 +81,16 @@ def _taught(
     from .teacher import CHUNK, embedded, fit, large  # noqa: PLC0415 - transformers takes seconds to import
 
     model = large(transformer, len(job["labels"]))
-    of_texts = hashlib.sha256(json.dumps([job["transformer_digest"], CHUNK, ids]).encode()).hexdigest()[:12]
+    of_texts = hashlib.sha256(json.dumps([job["transformer_digest"], CHUNK, ids, labels.tolist()]).encode()).hexdigest()
+    kept = folder / f"taught-{of_texts[:12]}"
     with shown("embedding for the teacher", len(rows), "texts", quiet=quiet) as tell:
-        vectors = embedded(model, ids, folder / f"embedded-{of_texts}", tell.more)
-    fit(model, vectors, labels)
+        vectors = embedded(model, ids, kept, tell.more)
+    if (kept / "head.pt").exists():
+        model.head.load_state_dict(torch.load(kept / "head.pt", weights_only=True))
+    else:
+        fit(model, vectors, labels)
+        torch.save(model.head.state_dict(), kept / "head.part")
+        (kept / "head.part").replace(kept / "head.pt")
     with torch.no_grad():
         logits = model.head(vectors)
     size = export(model, folder / "teacher.onnx")
