@@ -263,7 +263,7 @@ def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Ite
             f"store.max_changes {max(1000, 180 * changes):,.0f} lets one be away for three minutes"
         )
     if index == "milvus":
-        yield "that gateways on Milvus do not follow each other's entries is an assumption, and so are its own figures"
+        yield "what Milvus' client costs a gateway is not in it: nobody has measured that"
     if d.embedder == "triton" and d.embedded > 0:
         yield "what asking Triton for a vector costs an event loop is not in it: nobody has measured that"
     if d.own_models and d.hit_rate > 0:
