@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ bench-capacity: setup  ## the plan's formulas against a simulation and against 1
 
 bench-unit-costs: setup  ## what `nearhit capacity` counts with: CPU and bytes of each kind of request (2 minutes)
 	@$(BIN)/python -m bench.unit_costs
+
+bench-embedders: triton  ## embedding in process against through a Triton on this machine's CPU (half a minute)
+	@$(BIN)/python -m bench.embedders
 
 bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
 	@$(BIN)/python -m bench.kserve

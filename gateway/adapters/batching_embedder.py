@@ -118,28 +118,30 @@ class BatchingEmbedder:
                 return batch, True
         return batch, False
 
-    def _encode(self, texts: Sequence[str]) -> dict[str, Embedding] | None:
-        """Each text with its embedding; None when the encoder failed."""
+    def _encode(self, texts: Sequence[str]) -> dict[str, Embedding] | str:
+        """Each text with its embedding; or why there are none."""
         if not texts:
             return {}
         try:
             return dict(zip(texts, self._encoder.encode(texts), strict=True))
+        except EmbedderUnavailable as error:  # an encoder over a network says so itself, once
+            return str(error)
         except Exception as error:
             # The type alone: a message may quote the prompt.
             log.error("the encoder failed on a batch of %d texts: %s", len(texts), type(error).__name__)
-            return None
+            return "the encoder failed on this batch"
 
-    def _deliver(self, questions: Sequence[_Question], answer: dict[str, Embedding] | None) -> None:
+    def _deliver(self, questions: Sequence[_Question], answer: dict[str, Embedding] | str) -> None:
         """On the loop. An answer of any kind shows that the worker is alive."""
         self._timeouts = 0
         for question in questions:
             if question.answer.done():
                 continue
-            if answer is None:
-                question.answer.set_exception(EmbedderUnavailable("the encoder failed on this batch"))
+            if isinstance(answer, str):
+                question.answer.set_exception(EmbedderUnavailable(answer))
             else:
                 question.answer.set_result(answer[question.text])
-        for text, embedding in (answer or {}).items():
+        for text, embedding in ({} if isinstance(answer, str) else answer).items():
             if len(text) <= RECENT_CHARACTERS:
                 self._recent[text] = embedding
         while len(self._recent) > RECENT_TEXTS:

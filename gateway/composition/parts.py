@@ -32,6 +32,7 @@ from gateway.adapters.redis_spoken import RedisReplies, RedisSpoken
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.redis_weights import RedisWeights
+from gateway.adapters.system_clock import SystemClock
 from gateway.adapters.thorough_verifier import ThoroughVerifier
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, load_weights
@@ -43,7 +44,7 @@ from gateway.config.schema import EmbeddingModel, Server
 from gateway.config.store import Store
 from gateway.errors import StartFailed
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
-from gateway.modelkit.files import MODEL, default_model_dir
+from gateway.modelkit.files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock, TextEncoder, Verifier
 from gateway.routing import complexity
@@ -163,6 +164,8 @@ def build_encoder(config: EmbeddingModel) -> TextEncoder:
         return HashEncoder()
     if config.adapter == "onnx":
         return OnnxEncoder(model_dir_of(config), threads=config.threads)
+    if config.adapter == "triton":
+        return _triton_encoder(config)
     try:
         # An extra of several GB: imported only where it is asked for.
         module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
@@ -172,6 +175,17 @@ def build_encoder(config: EmbeddingModel) -> TextEncoder:
             f"({error}): pip install 'nearhit[sentence-transformers]'"
         ) from None
     encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
+    return encoder
+
+
+def _triton_encoder(config: EmbeddingModel) -> TextEncoder:
+    """Asks the server. Raises `ModelMissing` or `StartFailed`."""
+    # gRPC and its messages are large: imported where they are needed.
+    module = importlib.import_module("gateway.adapters.triton_encoder")
+    tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
+    encoder: TextEncoder = module.TritonEncoder(
+        config.url, config.model, tokenizer, timeout_s=config.timeout, clock=SystemClock()
+    )
     return encoder
 
 

@@ -16,7 +16,7 @@ from gateway.config.jobs import Jobs
 from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
-from gateway.config.urls import IndexUrl, lite_file
+from gateway.config.urls import GrpcUrl, IndexUrl, lite_file
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -77,14 +77,28 @@ class EmbeddingModel(Section):
     """What turns questions into vectors."""
 
     adapter: Annotated[
-        Literal["onnx", "sentence-transformers", "hash"],
-        one_of("onnx", "sentence-transformers", "hash", later=("triton",)),
+        Literal["onnx", "triton", "sentence-transformers", "hash"],
+        one_of("onnx", "triton", "sentence-transformers", "hash"),
     ] = "onnx"
     model: Text = "all-MiniLM-L6-v2"
     model_dir: Folder | None = None
+    url: GrpcUrl | None = None  # triton: the server
+    tokenizer: Text = (
+        "all-MiniLM-L6-v2"  # triton: the folder in model_dir whose tokenizer.json the model was trained with
+    )
     device: Text | None = None
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     timeout: PositiveDuration = 1.0
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("adapter") == "triton":
+            if given.get("url") is None:
+                yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
+            return
+        for key in ("url", "tokenizer"):
+            if given.get(key) is not None:
+                yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
 
 
 class Embedder(EmbeddingModel):
@@ -98,7 +112,11 @@ class Embedder(EmbeddingModel):
         former = self.migrate_from
         if former is None or former.adapter != self.adapter:
             return False
-        return self.adapter == "hash" or (former.model, former.model_dir) == (self.model, self.model_dir)
+        return self.adapter == "hash" or (former.model, former.model_dir, former.url) == (
+            self.model,
+            self.model_dir,
+            self.url,
+        )
 
 
 class Index(Section):

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import gateway
 from gateway.commands.doctor.verdicts import FolderFacts, MachineFacts, ModelFacts
-from gateway.composition.parts import model_dir_of
+from gateway.composition.parts import build_encoder, model_dir_of
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
+from gateway.errors import StartFailed
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, load_manifest
 
 PACKAGE = Path(gateway.__file__ or "").parent
@@ -38,6 +39,11 @@ def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:
         return ModelFacts(key, model.adapter, model.model, error=None if there else absent)
     if model.adapter == "hash":
         return ModelFacts(key, model.adapter, model.model)
+    if model.adapter == "triton":
+        try:  # as the gateway does at its start
+            return ModelFacts(key, model.adapter, build_encoder(model).fingerprint)
+        except (ModelMissing, StartFailed) as error:
+            return ModelFacts(key, model.adapter, model.model, error=str(error))
     folder = model_dir_of(model)
     try:
         holds = load_manifest(folder).model

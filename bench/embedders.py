@@ -1,0 +1,94 @@
+"""What a text costs in this process and on a Triton server, one and 32 callers at a time.
+
+`make bench-embedders`: a Triton of its own with the same weights on this machine's CPU (row by row, as int8 wants it).
+`--url grpc://HOST:8001 --model embedder` measures a server of yours, such as one with a GPU, instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.composition.parts import build_embedder
+from gateway.config.schema import EmbeddingModel
+from tests.fixtures.embedding_triton import embedding_triton
+
+WORDS = [
+    "reset",
+    "password",
+    "cancel",
+    "order",
+    "refund",
+    "invoice",
+    "address",
+    "delivery",
+    "account",
+    "card",
+    "train",
+    "ticket",
+    "weather",
+    "recipe",
+]
+CALLERS = (1, 32)
+ROUNDS, TEXTS = 3, 600  # of each way; texts are some 16 tokens, and none comes twice
+
+
+async def measure(embedder: BatchingEmbedder, callers: int, draw: random.Random) -> tuple[float, float]:
+    """-> (p50 in ms, texts a second)."""
+    took: list[float] = []
+
+    async def ask() -> None:
+        for _ in range(TEXTS // callers):
+            text = f"{draw.getrandbits(30):x} " + " ".join(draw.choices(WORDS, k=9))
+            started = time.perf_counter()
+            await embedder.embed(text)
+            took.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(callers)))
+    return statistics.median(took) * 1000, len(took) / (time.perf_counter() - started)
+
+
+@contextlib.asynccontextmanager
+async def server(url: str | None) -> AsyncIterator[str]:
+    if url is not None:
+        yield url
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        async with embedding_triton(Path(folder)) as triton:
+            yield triton.url
+
+
+async def main(url: str | None, model: str) -> None:
+    async with server(url) as there:
+        sections = {
+            "in process (int8)": EmbeddingModel(adapter="onnx", timeout="30s"),
+            "Triton": EmbeddingModel(adapter="triton", url=there, model=model, timeout="30s"),
+        }
+        print("| embedder | callers | p50 | texts/s |\n|---|---|---|---|")
+        for name, section in sections.items():
+            _, embedder = await asyncio.to_thread(build_embedder, section)
+            draw = random.Random(7)
+            try:
+                for callers in CALLERS:
+                    rounds = [await measure(embedder, callers, draw) for _ in range(ROUNDS)]
+                    p50, rate = (statistics.median(each) for each in zip(*rounds, strict=True))
+                    print(f"| {name} | {callers} | {p50:.1f} ms | {rate:,.0f} |", flush=True)
+            finally:
+                embedder.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a Triton that runs already")
+    parser.add_argument("--model", default="embedder", help="its name there; default: embedder")
+    given = parser.parse_args()
+    asyncio.run(main(given.url, given.model))
