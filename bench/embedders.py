@@ -38,7 +38,7 @@ WORDS = [
     "recipe",
 ]
 CALLERS = (1, 32)
-ROUNDS, TEXTS = 5, 320  # of each way; texts are some 16 tokens, and none comes twice
+ROUNDS, TEXTS = 5, 320  # of each way; texts are some 19 tokens, and none comes twice
 
 
 async def measure(embedder: BatchingEmbedder, callers: int, draw: random.Random) -> tuple[float, float]:
