@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -56,6 +57,7 @@ def test_sentence_transformers_keeps_the_contract_in_the_environment_that_has_it
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("kept:") == len(RULES)
+    assert re.search(r"^cuda: (every rule$|embedder\.device cuda: torch .* finds no GPU)", done.stdout, re.MULTILINE)
 
 
 def similarity(encoder: TextEncoder, a: str, b: str) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gateway.errors import StartFailed
 from gateway.ports import TextEncoder
 
 TEXTS = (
@@ -89,6 +90,16 @@ def main(model: str) -> None:
         rule(encoder)
         print("kept:", rule.__name__)
     print("fingerprint:", encoder.fingerprint)
+    if importlib.import_module("torch").cuda.is_available():
+        on_gpu = module.SentenceTransformersEncoder(model, "cuda")
+        for rule in RULES:
+            rule(on_gpu)
+        print("cuda: every rule")
+        return
+    try:
+        module.SentenceTransformersEncoder(model, "cuda")
+    except StartFailed as error:
+        print("cuda:", error)
 
 
 if __name__ == "__main__":
