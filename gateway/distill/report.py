@@ -121,8 +121,8 @@ def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
 |---|---|---|---|
 {rows}
 
-Weights that are zero: {report["zeros"]:.1%}. Zeros make neither the file smaller nor the graph faster here: onnxruntime
-multiplies dense matrices.
+Of the weights in training {report["zeros"]:.1%} are zero. Zeros make neither the file smaller nor the graph faster
+here: onnxruntime multiplies dense matrices.
 
 ```yaml
 {policy.rstrip()}

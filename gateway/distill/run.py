@@ -141,6 +141,10 @@ def _train(
         [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, given)],
         stdin=subprocess.DEVNULL, env={**os.environ, **environ}, check=False,
     )  # fmt: skip
+    if done.returncode < 0:
+        raise FetchFailed(
+            f"the trainer was ended by signal {-done.returncode}: the same command goes on from its last epoch"
+        )
     if done.returncode:
         raise FetchFailed(
             f"the student could not be trained: the trainer ended with {done.returncode}, and said why above"
@@ -169,7 +173,7 @@ def _published(
         "name": wish.name, "version": next_version(wish.repository, wish.name), "labels": len(labels),
         "rows": len(learnt), "skipped": skipped, "held_out": len(held), "accept_above": round(accept_above, 4),
         "taught_by": _taught_by(wish, learnt), "training": asdict(wish.training), "seconds": trained["seconds"],
-        "resumed_after": trained["resumed_after"], "zeros": trained["zeros"]["hidden.weight"],
+        "resumed_after": trained["resumed_after"], "zeros": trained["zeros"],
         "models": {
             name: {
                 "bytes": (folder / "model.onnx").stat().st_size,

@@ -8,18 +8,23 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import InferInput, model_config_pb2
+from tritonclient.grpc.aio import InferenceServerClient
 
 import gateway.distill
 from gateway.adapters.onnx_folder import ModelFolder
 from gateway.adapters.onnx_reader import Classifier as Reader
 from gateway.cli import main
+from gateway.demo.errors import TritonUnavailable
+from gateway.demo.triton_environment import ensure_triton
+from gateway.demo.triton_server import TritonPorts, TritonServer
 from gateway.distill.served.classifier import UNSURE, Classifier
 from gateway.modelkit.environment import FetchFailed
 from gateway.modelkit.fetch import build_environment
-from tests.fixtures.triton import CHECKOUT
+from tests.fixtures.triton import CHECKOUT, free_ports
 
 BUILD_ENV = CHECKOUT / ".venv-build"
 
@@ -96,6 +101,24 @@ def test_the_entry_is_one_that_triton_and_the_gateway_itself_can_load(entry: Pat
         each.name for each in entry.iterdir()
     }
     assert Reader(ModelFolder(entry), 1)
+
+
+async def test_triton_serves_it(entry: Path, tmp_path: Path) -> None:
+    try:
+        environment = ensure_triton(CHECKOUT / ".venv-triton", print)
+    except TritonUnavailable as reason:
+        pytest.skip(str(reason))
+    grpc, http, metrics = free_ports(3)
+    server = await TritonServer.start(environment, entry.parents[1], tmp_path, TritonPorts(grpc, http, metrics))
+    try:
+        given = InferInput("text_input", [1], "BYTES")
+        given.set_data_from_numpy(np.array([b"the card"], dtype=object))
+        async with InferenceServerClient(f"127.0.0.1:{grpc}") as client:
+            said = await client.infer("toy", [given])
+        assert said.as_numpy("text_output").tolist() == [b"lost"]
+        assert 0.5 < float(said.as_numpy("confidence")[0]) <= 1.0
+    finally:
+        await server.stop()
 
 
 def test_without_an_environment_the_command_that_makes_it_is_named(

@@ -60,9 +60,10 @@ def main(folder: Path, transformer: Path | None, *, quiet: bool) -> None:
         begun = train(student, examples, plan, folder / "checkpoint.pt", digest, tell.epoch)
     whole = vectors.clone()
     whole[used] = student.table.detach()
-    trained = {name: float((weights == 0).float().mean()) for name, weights in student.named_parameters()}
+    weights = torch.cat([each.detach().flatten() for each in student.parameters() if each.dim() > 1])
+    zeros = float((weights == 0).float().mean())
     student.table = torch.nn.Parameter(whole)
-    about |= {"fp32_bytes": export(student, folder / "student.onnx"), "resumed_after": begun, "zeros": trained}
+    about |= {"fp32_bytes": export(student, folder / "student.onnx"), "resumed_after": begun, "zeros": zeros}
     about |= {"rows": len(rows), "tokens_seen": len(used), "seconds": round(time.monotonic() - started, 1)}
     (folder / "trained.json").write_text(json.dumps(about))
 
