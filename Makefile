@@ -128,7 +128,8 @@ bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits
 	@$(BIN)/python -m bench.edge
 
 # DATA, HELD_OUT: texts and labels, as docs/distill.md has them.
-distill: triton  ## a light classifier and its teacher from DATA=, on a real Triton behind the gateway (HELD_OUT=)
+distill: triton  ## a light classifier and its teacher from DATA= and HELD_OUT=, on a real Triton behind the gateway
+	@test -f "$(DATA)" -a -f "$(HELD_OUT)" || { echo "expected make distill DATA=train.csv HELD_OUT=test.csv"; exit 1; }
 	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV)
 	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
 	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
