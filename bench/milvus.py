@@ -96,7 +96,8 @@ async def run(sizes: Sequence[int], searches: int, url: str | None) -> None:
             try:
                 await measure("Milvus" if url else "Milvus Lite", outside, stored, asked)
             finally:
-                await outside.drop()
+                if url:  # a file goes with its folder
+                    await outside.drop()
                 await outside.close()
 
 

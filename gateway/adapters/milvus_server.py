@@ -107,7 +107,7 @@ def version_of(url: str, token: str, timeout_s: float) -> str:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    return f"{type(error).__name__}: {getattr(error, 'message', error)}"[:300]
 
 
 def _quiet() -> None:
