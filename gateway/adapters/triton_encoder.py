@@ -53,7 +53,7 @@ class TritonEncoder:
 
     def __init__(self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock) -> None:
         scheme, _, address = url.partition("://")
-        self._place = f"model '{model}' at {url}"
+        self._place = f"the embedding model '{model}' at {url}"
         self._model = model
         self._timeout_s = timeout_s
         self._clock = clock
@@ -70,9 +70,9 @@ class TritonEncoder:
             self._version, self._inputs, self._rows, platform = self._described()
             vectors = self._probed(START_TIMEOUT_S)
         except InferenceServerException as error:
-            raise StartFailed(f"embedder: {self._place} does not answer: {_said(error)}") from None
+            raise StartFailed(f"{self._place} does not answer: {_said(error)}") from None
         except EmbedderUnavailable as error:
-            raise StartFailed(f"embedder: {error}") from None
+            raise StartFailed(str(error)) from None
         self._proof, self._proved_at = likeness(vectors), clock.monotonic()
         self.dimension = vectors.shape[1]
         digest = hashlib.sha256(f"{read_by} {platform} {vectors.shape[1]} {self._proof}".encode()).hexdigest()
@@ -125,7 +125,7 @@ class TritonEncoder:
         fits = {IDS, MASK} <= inputs.keys() <= {IDS, MASK, TYPES} and set(inputs.values()) == {"INT64"}
         if not fits or outputs.get(VECTORS) != "FP32":
             raise StartFailed(
-                f"embedder: {self._place} has inputs {_listed(inputs)} and outputs {_listed(outputs)}, expected INT64 "
+                f"{self._place} has inputs {_listed(inputs)} and outputs {_listed(outputs)}, expected INT64 "
                 f"{IDS} and {MASK} ({TYPES} too, if need be) and FP32 {VECTORS}"
             )
         version = max(about.versions, key=int)  # Triton's versions are numbers

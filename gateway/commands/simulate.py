@@ -13,6 +13,7 @@ from gateway.commands.progress import waiting
 from gateway.composition.parts import build_encoder
 from gateway.config import Config
 from gateway.config.load import load_config
+from gateway.errors import StartFailed
 from gateway.modelkit.files import ModelMissing
 from gateway.policy.load import read_texts
 from gateway.policy.model import Policy
@@ -57,8 +58,8 @@ def _policy(path: Path, config: Config) -> Policy:
 
 
 def _embedder(config: Config) -> str | None:
-    """The fingerprint of the model in use; None where it is not on this machine."""
+    """The fingerprint of the model in use; None where it is not on this machine, or its server is away."""
     try:
         return build_encoder(config.embedder).fingerprint
-    except ModelMissing:
+    except (ModelMissing, StartFailed):
         return None

@@ -99,11 +99,12 @@ async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
     found = verdict(looked)
     assert found.level == "fault"
     assert "does not answer" in found.found
+    assert found.todo == "start that server, or put embedder right in config.yaml"
 
 
 def test_what_keeps_the_gateway_from_starting_is_one_sentence(triton: RunningTriton, tmp_path: Path) -> None:
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(StartFailed, match=r"embedder: model 'embedder' at grpc://.* does not answer: UNAVAILABLE"):
+    with pytest.raises(StartFailed, match=r"^the embedding model 'embedder' at grpc://.* does not answer: UNAVAILABLE"):
         encoder_of(nowhere)
     with pytest.raises(StartFailed, match=r"does not answer: .*unknown model"):
         encoder_of(triton.url, model="none")

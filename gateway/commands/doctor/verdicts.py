@@ -63,7 +63,8 @@ class ModelFacts:
 
 def model(facts: ModelFacts) -> Finding:
     if facts.error is not None:
-        todo = "run `nearhit model fetch`, or put it right in config.yaml"
+        first = "start that server" if facts.adapter == "triton" else "run `nearhit model fetch`"
+        todo = f"{first}, or put {facts.key} right in config.yaml"
         return fault("embedding", f"{facts.key}: {facts.error}", todo)
     if facts.adapter == "hash":
         found = f"{facts.key}: the adapter hash goes by letters, not by meaning"
