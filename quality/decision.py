@@ -64,7 +64,8 @@ class Decision(SemanticLookup):
             (cast(Entry, stored), Neighbour(stored.fingerprint, similarity), cast(Freshness, None))
             for stored, similarity in near
         ]
-        return await self._judge(self._request, call, Embedding(vector, 0, False), found)
+        judgements, best = await self._judged(self._request, call, Embedding(vector, 0, False), found)
+        return judgements[best]
 
 
 class Fixed(RouteControl):
