@@ -37,7 +37,7 @@ class One:
         space = SimpleNamespace(store=store, index=self.index)
         self.following = Following(
             log,
-            SimpleNamespace(all=(space,)),  # type: ignore[arg-type]
+            SimpleNamespace(all=(space,), followed=(space,)),  # type: ignore[arg-type]
             SimpleNamespace(forget=lambda _: None),  # type: ignore[arg-type]
             Counterexamples(),
             Telemetry(),
