@@ -24,8 +24,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.routing.complexity import (
-    ABOUT_FILE,
-    ARRAYS_FILE,
+    TRAINED,
     VARIANTS,
     WEIGHTS,
     ComplexityModel,
@@ -209,7 +208,7 @@ def saved(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, A
             if head.vector is not None:
                 arrays[f"{name}/{part}/vector"] = head.vector
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / ARRAYS_FILE
+    path = directory / TRAINED.arrays_file
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
     about = {
         "version": 1, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
@@ -218,7 +217,7 @@ def saved(weights: ComplexityWeights, words: Sequence[str], figures: dict[str, A
         **figures, "licence": "Apache-2.0", "made_from": CREDITS,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "scikit-learn": sklearn.__version__},
     }  # fmt: skip
-    (directory / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    (directory / TRAINED.about_file).write_text(json.dumps(about, indent=2) + "\n")
 
 
 FloatsOf = dict[str, FloatArray]
