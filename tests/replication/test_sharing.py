@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,15 @@ def on(store: OutsideServer, upstream: Upstream, folder: Path):
     return gateway_of(config, BOTH_CACHES)
 
 
+@asynccontextmanager
+async def both(store: OutsideServer, upstream: Upstream, folder: Path) -> AsyncIterator[tuple[Served, Served]]:
+    """Two gateways on one store, which have read from it what they need."""
+    async with on(store, upstream, folder / "one") as one, on(store, upstream, folder / "two") as two:
+        await recovered(one)
+        await recovered(two)
+        yield one, two
+
+
 def labels(served: Served) -> int:
     return served.gateway.parts.space.controls.of("default").labels
 
@@ -94,12 +105,7 @@ def vector(served: Served) -> np.ndarray:
 async def test_what_one_gateway_learns_the_other_learns_and_neither_overwrites_it(
     upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
 ) -> None:
-    async with (
-        on(outside_store, upstream, tmp_path / "one") as one,
-        on(outside_store, upstream, tmp_path / "two") as two,
-    ):
-        await recovered(one)
-        await recovered(two)
+    async with both(outside_store, upstream, tmp_path) as (one, two):
         learn(one, 3)
         learn(two, 2)
         await until(lambda: labels(one) == labels(two) == 5)
@@ -126,12 +132,7 @@ async def test_a_gateway_that_comes_later_hears_what_was_said_since_the_snapshot
 async def test_a_reset_by_one_is_a_reset_of_all(
     upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
 ) -> None:
-    async with (
-        on(outside_store, upstream, tmp_path / "one") as one,
-        on(outside_store, upstream, tmp_path / "two") as two,
-    ):
-        await recovered(one)
-        await recovered(two)
+    async with both(outside_store, upstream, tmp_path) as (one, two):
         learn(one, 3)
         await until(lambda: labels(two) == 3)
         async with two.session.post(two.admin_url + "/admin/quality/reset", json={"route": "default"}) as answer:
