@@ -9,7 +9,11 @@ from typing import Any
 from gateway.commands.admin_client import CommandFailed
 from gateway.commands.asking import WrongUsage, tell
 from gateway.commands.progress import steps
+from gateway.distill.data import DataInvalid
+from gateway.distill.repository import NAME
+from gateway.distill.run import Training, Wish, distil
 from gateway.modelkit.environment import FetchFailed
+from gateway.modelkit.fetch import build_environment
 from gateway.modelkit.files import default_model_dir
 
 BUILD_ENV = Path(".venv-build")
@@ -45,12 +49,6 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run_distill(arguments: argparse.Namespace) -> int:
-    # What it needs takes a second to import, and the list of commands does not need it.
-    from gateway.distill.data import DataInvalid  # noqa: PLC0415
-    from gateway.distill.repository import NAME  # noqa: PLC0415
-    from gateway.distill.run import distil  # noqa: PLC0415
-    from gateway.modelkit.fetch import build_environment  # noqa: PLC0415
-
     with steps(quiet=arguments.json) as step:
         if arguments.prepare:
             build_environment(arguments.build_env.absolute(), step)
@@ -77,9 +75,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
     )
 
 
-def wish_of(arguments: argparse.Namespace) -> Any:
-    from gateway.distill.run import Training, Wish  # noqa: PLC0415
-
+def wish_of(arguments: argparse.Namespace) -> Wish:
     return Wish(
         data=arguments.data,
         held_out=arguments.held_out,
