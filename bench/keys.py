@@ -17,9 +17,10 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.__main__ import QUESTION, body
+from bench.asked import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
+from bench.protocols import QUESTION
 from gateway.access.key_text import digest_of
 from tests.fixtures.stores import outside_server
 

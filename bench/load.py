@@ -55,7 +55,7 @@ def request_bytes(body: bytes, path: str = "/v1/chat/completions") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def _connection(port: int, requests: Iterator[bytes], expect: bytes, latencies: list[float]) -> None:
+async def _connection(port: int, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for request in requests:
@@ -67,7 +67,9 @@ async def _connection(port: int, requests: Iterator[bytes], expect: bytes, laten
                 raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}{said.decode()}")
             lowered = head.lower()
             if b"transfer-encoding: chunked" in lowered:
-                await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
+                got = await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
+                if events and got.count(b"data: ") != events:
+                    raise AssertionError(f"expected {events} events, got {got.count(b'data: ')}")
             else:
                 length = int(lowered[lowered.index(b"\ncontent-length:") + 16 :].split(b"\r\n", 1)[0])
                 await reader.readexactly(length)
@@ -76,16 +78,18 @@ async def _connection(port: int, requests: Iterator[bytes], expect: bytes, laten
         writer.close()
 
 
-async def run(port: int, pid: int, requests: list[bytes], *, connections: int, expect: bytes = b"") -> Load:
-    """Sends `requests` once each. Every answer must be a 200 whose head contains `expect`: a bench of errors, or of
-    another path than the one it names, is worse than none."""
+async def run(
+    port: int, pid: int, requests: list[bytes], *, connections: int, expect: bytes = b"", events: int = 0
+) -> Load:
+    """Sends `requests` once each. Every answer must be a 200 whose head contains `expect`, and a stream have `events`
+    events: a bench of errors, or of another path than the one it names, is worse than none."""
     source = iter(requests)
     latencies: list[float] = []
     stores = children(pid)
     cpu, store_cpu, started = cpu_seconds(pid), sum(map(cpu_seconds, stores)), time.perf_counter()
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for _ in range(connections):
-            group.create_task(_connection(port, source, expect, latencies))
+            group.create_task(_connection(port, source, expect, events, latencies))
     seconds = time.perf_counter() - started
     count = len(latencies)
     ordered = sorted(latencies)

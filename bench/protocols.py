@@ -10,12 +10,21 @@ QUESTION = "How do I reset the password of my account when the mail with the lin
 SYSTEM = (
     "You are the assistant of a shop for garden tools. Answer briefly, and never make promises about delivery. " * 3
 )
-TEXT = "Open the settings, choose Security, then Reset password; a link comes by mail and holds for an hour. " * 4
-BODY = (
-    b'{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"bench","choices":[{"index":0,'
-    b'"message":{"role":"assistant","content":"' + TEXT.encode() + b'"},"logprobs":null,"finish_reason":"stop"}],'
-    b'"usage":{"prompt_tokens":120,"completion_tokens":90,"total_tokens":210}}'
-)
+SENTENCE = "Open the settings, choose Security, then Reset password; a link comes by mail and holds for an hour. "
+TEXT = SENTENCE * 4
+
+
+def completion(text: str) -> bytes:
+    return (
+        b'{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"bench","choices":[{"index":0,'
+        b'"message":{"role":"assistant","content":"' + text.encode() + b'"},"logprobs":null,"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":120,"completion_tokens":90,"total_tokens":210}}'
+    )
+
+
+BODY = completion(TEXT)
+EVENTS = 74
+LONG = completion(SENTENCE * 15 + SENTENCE[:70])  # as a stream `EVENTS` events
 JSON = "Content-Type: application/json\r\n"
 NUMBERS = [[0.25 * ((7 * row + column) % 33) for column in range(4)] for row in range(4)]
 

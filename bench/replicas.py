@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from bench.__main__ import body
+from bench.asked import body
 from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
 from bench.load import children, request_bytes, rss_mb, run

@@ -2,33 +2,44 @@
 
 `python -m bench.servers KIND PORT [UPSTREAM]`
 
-fixed: aiohttp answering a constant body, the floor; where the request has "stream": true, a constant burst of events.
+fixed: aiohttp answering a constant body, the floor; where the request has "stream": true, a constant burst of
+`EVENTS` events.
 proxy: the plainest reverse proxy that aiohttp can be.
-upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can.
+upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can: to the model "long" one of
+`EVENTS` events, and where the request has "stream": true these events, one every `EVENT_S` seconds.
 protocols: likewise, to each path in its protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
-from bench.protocols import BODY, PROTOCOLS
+from bench.protocols import BODY, EVENTS, LONG, PROTOCOLS
 from gateway.dialects.openai_answers import is_usage_chunk, split
+
+EVENT_S = 0.003  # so far apart that each event is a read of its own for who relays it
+STREAM = re.compile(rb'"stream": ?true')
+
+
+def frames() -> list[bytes]:
+    """What the gateway sends of the long answer to who did not ask for usage."""
+    some = [event.frame() for event in split("chat.completions", LONG) if not is_usage_chunk(event.data)]
+    assert len(some) == EVENTS, f"expected {EVENTS} events, got {len(some)}"
+    return some
 
 
 def fixed(port: int) -> None:
-    events = split("chat.completions", BODY)
-    # What the gateway sends to who did not ask for usage, in one write.
-    burst = b"".join(event.frame() for event in events if not is_usage_chunk(event.data))
+    burst = b"".join(frames())
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        if b'"stream": true' not in await request.read():
+        if not STREAM.search(await request.read()):
             return web.Response(body=BODY, content_type="application/json")
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await out.prepare(request)
@@ -82,10 +93,11 @@ HOP_BY_HOP = frozenset(
 
 class Canned(asyncio.Protocol):
     """Answers every complete request with the same bytes, or with those that `by_path` has for it; knows
-    Content-Length bodies, and no more."""
+    Content-Length bodies, and no more. `live`: the writes that a stream is answered in."""
 
-    def __init__(self, by_path: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(self, by_path: Mapping[bytes, bytes] | None = None, live: Iterable[bytes] = ()) -> None:
         self.by_path = by_path or {}
+        self.live = live
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -100,15 +112,31 @@ class Canned(asyncio.Protocol):
             length = int(head[at + 16 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self.buffer) < end + 4 + length:
                 return
+            body = self.buffer[end + 4 : end + 4 + length]
             self.buffer = self.buffer[end + 4 + length :]
-            self.transport.write(self.by_path.get(path, WHOLE))
+            if self.live and STREAM.search(body):
+                self.write(iter(self.live), asyncio.get_running_loop().time())
+            else:
+                self.transport.write(self.by_path.get(path, LONG_WHOLE if b'"long"' in body else WHOLE))
+
+    def write(self, rest: Iterator[bytes], at: float) -> None:
+        part = next(rest, None)
+        if part is not None and not self.transport.is_closing():
+            self.transport.write(part)
+            asyncio.get_running_loop().call_at(at + EVENT_S, self.write, rest, at + EVENT_S)
 
 
 def answer_of(body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
     return f"HTTP/1.1 200 OK\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-WHOLE = answer_of(BODY)
+WHOLE, LONG_WHOLE = answer_of(BODY), answer_of(LONG)
+
+
+def live_answer() -> list[bytes]:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = [b"%x\r\n%s\r\n" % (len(frame), frame) for frame in frames()]
+    return [head + chunks[0], *chunks[1:-1], chunks[-1] + b"0\r\n\r\n"]
 
 
 def protocols(port: int) -> None:
@@ -118,7 +146,8 @@ def protocols(port: int) -> None:
 
 def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: Canned(by_path), "127.0.0.1", port)
+        live = live_answer()
+        server = await asyncio.get_running_loop().create_server(lambda: Canned(by_path, live), "127.0.0.1", port)
         await server.serve_forever()
 
     uvloop.run(serve())

@@ -11,9 +11,10 @@ import asyncio
 import statistics
 from contextlib import ExitStack
 
-from bench.__main__ import QUESTION, body, gateway
-from bench.gateways import free_port, server
+from bench.asked import CONFIG, POLICY, body
+from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
+from bench.protocols import QUESTION
 
 SETTINGS = {
     "off": "",
@@ -39,9 +40,9 @@ async def measured(requests: int, rounds: int) -> dict[tuple[str, int, str], lis
         ports = {}
         for name, rule in SETTINGS.items():
             more = f"telemetry: {{traces: {{endpoint: '{endpoint}', slow: off, {rule}}}}}\n" if rule else ""
-            process, port, _ = stack.enter_context(gateway(up, "hash", more))
-            ports[name] = (port, process.pid)
-            await run(port, process.pid, [request_bytes(body(QUESTION))], connections=1)
+            it = stack.enter_context(gateway_of(CONFIG, POLICY, embedder="hash", upstream=up, more=more))
+            ports[name] = (it.port, it.process.pid)
+            await run(it.port, it.process.pid, [request_bytes(body(QUESTION))], connections=1)
         for number in range(rounds + 1):
             for kind, (given, expect, crowds, part) in KINDS.items():
                 for connections in crowds:

@@ -22,7 +22,7 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from bench.__main__ import body, other_case
+from bench.asked import body, other_case
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of
 from bench.load import cpu_seconds, loop_seconds, request_bytes, rss_mb, run

@@ -1,0 +1,40 @@
+"""What the benches ask of a gateway, and its plainest configuration."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from bench.protocols import QUESTION, SYSTEM
+
+CONFIG = """
+version: 1
+server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
+embedder: {{adapter: {embedder}}}
+backends:
+  main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
+{more}"""
+POLICY = """
+version: 1
+routes:
+  - {name: through, match: {model: uncached}, route: {backend: main}}
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}
+    route: {backend: main}
+"""
+
+
+def body(question: str, model: str = "bench", **fields: object) -> bytes:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    return json.dumps({"model": model, "temperature": 0, "messages": messages, **fields}).encode()
+
+
+def other_case(draw: random.Random) -> str:
+    """Another text with the same tokens (the model is uncased), so that no memory of texts helps."""
+    return "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in QUESTION)
+
+
+def unheard(draw: random.Random) -> str:
+    """A question that was never asked, unlike every other."""
+    return " ".join(f"w{draw.getrandbits(40):x}" for _ in range(16))
