@@ -56,6 +56,7 @@ from gateway.observing.access_log import AccessLog
 from gateway.pipeline import Handler, compose
 from gateway.policy.model import Policy
 from gateway.policy_life.admin import policy_admin_of
+from gateway.policy_life.common import share_policy
 from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
@@ -126,9 +127,7 @@ class Gateway:
                 *policy_admin_of(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
-        self.data_address: tuple[str, int] = ("", 0)
-        self.admin_address: tuple[str, int] = ("", 0)
-        self.grpc_address: tuple[str, int] = ("", 0)
+        self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
     def _current(self) -> RouteTable:
         return self._table
@@ -270,9 +269,9 @@ async def running(
             policies,
             hired,
         )
-        gateway.parts.fleet.on_policy(stack, gateway.policies.reload, lambda: gateway.policy.hash)
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
+        share_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
         await gateway.removal.refresh()  # before anything of the store is served
         await gateway.access.begin(stack)
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]

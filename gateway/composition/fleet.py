@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 
 from gateway.backends.pool import Pool
-from gateway.background import Background, run_within
+from gateway.background import run_within
 from gateway.cache.control.route_control import Said
 from gateway.composition.parts import Stores
-from gateway.errors import Refused, StoreUnavailable
+from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
 from gateway.ports.replication import number_of
 from gateway.quality.elsewhere import Elsewhere
@@ -23,7 +22,6 @@ from gateway.spaces import Spaces
 from gateway.stages.feedback import Heed
 from gateway.upkeep.tail import Tail
 
-LOG = logging.getLogger("nearhit.replication")
 START = "0-0"
 PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
 
@@ -33,6 +31,7 @@ class Fleet:
 
     def __init__(self, stores: Stores, clock: Clock) -> None:
         self._replies = stores.replies
+        self._policy: str | None = None
         self._sharing: Sharing | None = None
         self._tail: Tail | None = None
         if stores.spoken is not None and stores.journal is not None:
@@ -86,28 +85,10 @@ class Fleet:
             self._sharing.on("opened", hear)
 
     def policy(self, hash_of_it: str) -> None:
-        """Another one is in force here."""
-        self.teller("policy")(hash_of_it)
-
-    def on_policy(self, stack: AsyncExitStack, reload: Callable[[], Awaitable[object]], own: Callable[[], str]) -> None:
-        """Another gateway has another policy in force: the files are looked at now, and not at the next look. What is
-        in force here stays what they say."""
-        looking = Background(1)
-        stack.push_async_callback(looking.close)
-
-        async def look(told: str) -> None:
-            with suppress(Refused):  # there are no files
-                await reload()
-            if own() != told:
-                fields = {"own": own(), "other": told}
-                LOG.warning("another gateway on this store has another policy in force", extra={"fields": fields})
-
-        def hear(told: str) -> None:
-            if told != own():
-                looking.start("policy", look(told))
-
-        if self._sharing is not None:
-            self._sharing.on("policy", hear)
+        """Of the one that is in force here, each time that the files were read."""
+        if hash_of_it != self._policy:  # or two that differ would have each other read their files for ever
+            self._policy = hash_of_it
+            self.teller("policy")(hash_of_it)
 
     def feedback(self, stack: AsyncExitStack, heed: Heed) -> Heed:
         """Asks the others, and answers what they ask by `heed`."""

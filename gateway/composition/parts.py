@@ -26,6 +26,7 @@ from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_keys import RedisKeys
 from gateway.adapters.redis_leases import RedisLeases
+from gateway.adapters.redis_policy import RedisPolicies
 from gateway.adapters.redis_quotas import RedisQuotas
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_spoken import RedisReplies, RedisSpoken
@@ -93,6 +94,7 @@ class Stores:
     changes: RedisChanges | None  # as `leases`
     journal: Journal | None
     spoken: RedisSpoken | None
+    policies: RedisPolicies | None
     replies: RedisReplies
 
     async def close(self) -> None:
@@ -154,6 +156,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         changes=changes,
         journal=journal,
         spoken=spoken,
+        policies=RedisPolicies(redis, client) if shared else None,
         replies=RedisReplies(redis, client),
     )
 

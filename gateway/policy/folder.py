@@ -45,6 +45,13 @@ class PolicyFolder:
             raise ConfigInvalid(faults)
         return texts
 
+    def changed_at(self) -> float | None:
+        """When the youngest of the files was written, seconds since 1970; None where there are none."""
+        try:
+            return max((path.stat().st_mtime for path in policy_files(self.path)), default=None)
+        except (OSError, ConfigInvalid):
+            return None
+
     def texts_of(self, files: Mapping[str, bytes]) -> list[Text]:
         """The same of files that do not lie here yet."""
         return [Text(str(self.path / name), content) for name, content in files.items()]

@@ -26,7 +26,7 @@ class Author:
     """Who changed the policy, and how."""
 
     name: str
-    via: str  # file | api | rollback
+    via: str  # file | api | rollback | fleet
     comment: str = ""
 
 

@@ -18,11 +18,19 @@ from gateway.policy.load import LAST_FILE, hash_of, in_turn
 from gateway.policy.model import Policy, Text
 from gateway.policy.watch import OnReload, PolicyHolder
 from gateway.policy_life.staging import staged, staged_folder
+from gateway.ports.replication import Published
 from gateway.written.faults import ConfigInvalid, Fault
 
 LOG = logging.getLogger("nearhit")
 AUDIT = logging.getLogger("nearhit.audit")
 HISTORY_FOLDER = "policy-history"  # in data_dir
+BY_OTHERS = "fleet"  # what another gateway on the store was told
+Changed = Callable[[Policy, str, Author, float], None]
+"""Called with a policy that the admin port has put in force, the hash of the one before, who did it and when."""
+
+
+def _nobody(*_: object) -> None:
+    """Where no other gateway is."""
 
 
 class NoFiles(Refused):
@@ -67,11 +75,17 @@ class PolicyLife:
         self._folder = None if folder is None else PolicyFolder(folder)
         self.history = history_of(config, wall)
         self._holder = PolicyHolder(initial, self._read, swap, self.history.record)
+        self._wall = wall
+        self.changed: Changed = _nobody
 
     @property
     def editable(self) -> bool:
         """Whether there are files to change."""
         return self._folder is not None
+
+    @property
+    def current(self) -> Policy:
+        return self._holder.current
 
     async def begin(self) -> None:
         """Reads the history, and adds the policy of the start to it."""
@@ -110,6 +124,21 @@ class PolicyLife:
         files = {name: content.encode() for name, content in version.files.items()}
         return await self._change(lambda: folder.texts_of(files), author, match)
 
+    async def take_over(self, published: Published) -> None:
+        """What another gateway was told to put in force. Raises `ConfigInvalid`, `NoFiles` or `NotWritable`."""
+        folder = self._files()
+        files = {name: content.encode() for name, content in published.files.items()}
+        author = Author(published.author, BY_OTHERS, published.comment)
+        await self._change(lambda: folder.texts_of(files), author, None)
+
+    async def written_by_hand_at(self) -> float | None:
+        """When the files became what they are, seconds since 1970; None where the admin port of this gateway or of
+        another one has made them so."""
+        outlines = self.history.outlines(1)
+        if self._folder is None or (outlines and outlines[0]["via"] != BY_FILE.via):
+            return None
+        return await asyncio.to_thread(self._folder.changed_at)
+
     def version(self, key: str | None) -> Version:
         """Raises `NotFound`. Blocks."""
         found = self.history.before_last() if key is None else self.history.find(key)
@@ -133,6 +162,8 @@ class PolicyLife:
         if changed:
             fields = {"hash": made[0].policy.hash, "previous": made[0].previous, "author": author.name}
             AUDIT.info("policy", extra={"fields": {**fields, "via": author.via}})
+            if author.via != BY_OTHERS:
+                self.changed(made[0].policy, made[0].previous, author, self._wall())
         return made[0], changed
 
     def _matched(self, current: Policy, match: str | None) -> None:

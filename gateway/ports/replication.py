@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -45,6 +45,21 @@ class Page:
     added: int  # changes that were ever made, the ones after these included
     kept: int  # how many of those are still there
     now: float  # seconds since the epoch, by the store's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A policy that one of the gateways on a store was told to put in force."""
+
+    hash: str
+    files: Mapping[str, str]  # name -> content
+    author: str
+    comment: str
+    at: float  # seconds since 1970, by the clock of the gateway that was told
+
+
+Lineage = frozenset[str]
+"""Hashes of policies that gateways on a store have had in common, and have left."""
 
 
 def number_of(position: str) -> tuple[int, int]:

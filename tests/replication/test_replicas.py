@@ -231,29 +231,3 @@ async def test_a_counterexample_of_one_holds_for_the_other_at_once(start: Start)
 
 async def test_who_is_alone_follows_nobody(served: Served) -> None:
     assert served.gateway.following is None
-
-
-async def test_a_policy_that_one_puts_in_force_makes_the_others_look_at_their_files(
-    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    folders = [tmp_path / "shared", tmp_path / "shared", tmp_path / "apart"]
-    async with AsyncExitStack() as stack:
-        fleet = []
-        for number, folder in enumerate(folders):
-            folder.mkdir(exist_ok=True)
-            (folder / "policy.yaml").write_text(ALIKE)
-            config = config_of(
-                tmp_path / str(number),
-                {"main": {"adapter": "openai", "url": upstream.url}},
-                store={"url": outside_store.url, "timeout": "10s"},
-            )
-            served = await stack.enter_async_context(gateway_of(config, ALIKE, policies=folder))
-            await recovered(served)
-            await until(lambda served=served: served.gateway.parts.fleet.hears)
-            fleet.append(served.gateway)
-        one, two, apart = fleet
-        (folders[0] / "policy.yaml").write_text(ALIKE.replace("ttl: 1h", "ttl: 2h"))
-        await one.policies.reload()
-        await until(lambda: two.policy.hash == one.policy.hash)
-        await until(lambda: "another gateway on this store has another policy in force" in caplog.messages)
-        assert apart.policy.hash != one.policy.hash

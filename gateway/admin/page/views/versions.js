@@ -5,7 +5,7 @@ import { announce, card, confirmed, el, head, table } from "../dom.js";
 import { moment } from "../format.js";
 import { diffed } from "./editor.js";
 
-const VIA = { file: "a file was saved", api: "applied", rollback: "taken back" };
+const VIA = { file: "a file was saved", api: "applied", rollback: "taken back", fleet: "by another gateway" };
 
 export function versions({ fail, signal, may, params, remember, changed, editable }) {
   const list = table("Versions", ["Version", "When", "By", "How", { title: "Comment", wide: true }, "Lines", "Policy", "Change", "Return"], "Nothing is remembered yet.");
