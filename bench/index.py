@@ -20,10 +20,12 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from bench import index_device
 from bench.index_start import EMBEDDER, SCOPE, fill_store, fingerprint, start
 from bench.questions import DIMENSION, Matrix, Questions
 from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.index_checkpoint import Kind, write_checkpoint
+from gateway.errors import StartFailed
 
 ASKED = 1000
 
@@ -148,7 +150,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-index", description=__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--within", type=Path, help="measure one size into this folder, and print its figures as JSON")
+    parser.add_argument("--device", help="searches on the CPU beside those on cuda, cuda:N or copy (another CPU's)")
     arguments = parser.parse_args()
+    if arguments.device:
+        try:
+            index_device.main(arguments.device, arguments.sizes)
+        except StartFailed as reason:
+            parser.error(str(reason))
+        return
     if arguments.within:
         print(json.dumps(asdict(asyncio.run(measure(arguments.sizes[0], arguments.within)))))
         return

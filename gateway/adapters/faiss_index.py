@@ -18,7 +18,8 @@ import numpy as np
 
 from gateway.adapters.faiss_contents import Contents, contents_of, slices
 from gateway.adapters.faiss_owner import Owner
-from gateway.adapters.faiss_partition import Partition
+from gateway.adapters.faiss_partition import IvfPartition, Partition
+from gateway.adapters.faiss_placed import Device
 from gateway.adapters.faiss_rebuild import Rebuilder
 from gateway.adapters.faiss_training import Plan, Train, train_centroids
 from gateway.adapters.index_checkpoint import Piece
@@ -47,14 +48,16 @@ class FaissIndex:
         plan: Plan | None = None,
         train: Train = train_centroids,
         timeout_s: float = TIMEOUT_S,
+        device: Device | None = None,
     ) -> None:
         self._dimension = dimension
         self._max_entries = max_entries
         self._timeout_s = timeout_s
         self._plan = plan or Plan()
+        self._device = device
         self._contents = Contents()
         self._owner = Owner()
-        self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents)
+        self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents, device)
         self.changes = 0  # additions and removals so far: a checkpoint is due when there were some
 
     @property
@@ -64,6 +67,14 @@ class FaissIndex:
     @property
     def bytes(self) -> int:
         return self._contents.bytes
+
+    @property
+    def placed(self) -> int | None:
+        if self._device is None:
+            return None
+        partitions = list(self._contents.partitions.values())  # the owner may just add one
+        lists = [each for each in partitions if isinstance(each, IvfPartition)]
+        return sum(len(each) for each in lists if each.copy is not None and not each.copy.failed)
 
     @property
     def rebuilding(self) -> bool:
@@ -207,3 +218,5 @@ class FaissIndex:
             scope = before.scopes[identifier]
             _, vectors = before.partitions[scope].vectors(np.array([identifier], dtype=np.int64))
             self._add(fingerprint, scope, vectors[0])
+        for scope in contents.partitions:
+            self._rebuilder.consider(scope)  # no copy on a device comes from the disk

@@ -1,7 +1,8 @@
 """Gives a partition the form that suits its size, in a thread of its own, while the old form serves.
 
 The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and removed
-meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than before.
+meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than before. A
+large partition gets its copy on a device, where there is one, in the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +22,8 @@ import numpy as np
 
 from gateway.adapters.faiss_contents import Contents
 from gateway.adapters.faiss_owner import Closed, Owner
-from gateway.adapters.faiss_partition import Ids, Matrix, Part, Partition
+from gateway.adapters.faiss_partition import Copy, Ids, IvfPartition, Matrix, Part, Partition, empty_lists
+from gateway.adapters.faiss_placed import Device, Placed
 from gateway.adapters.faiss_training import Plan, Train, build
 
 LOG = logging.getLogger("nearhit.index")
@@ -47,11 +50,11 @@ class _News:
     removed: list[Ids]
     rest: int  # how many more were added
 
-    def apply(self, partition: Partition) -> None:
+    def apply(self, made: Partition | Copy) -> None:
         if self.removed:
-            partition.remove(np.concatenate(self.removed))
+            made.remove(np.concatenate(self.removed))
         if len(self.ids):
-            partition.add(self.ids, self.vectors)
+            made.add(self.ids, self.vectors)
 
 
 class _Superseded(Exception):
@@ -62,13 +65,20 @@ class Rebuilder:
     """`consider`, `added` and `removed` belong to the owner's thread. One partition at a time."""
 
     def __init__(
-        self, dimension: int, plan: Plan, train: Train, owner: Owner, contents: Callable[[], Contents]
+        self,
+        dimension: int,
+        plan: Plan,
+        train: Train,
+        owner: Owner,
+        contents: Callable[[], Contents],
+        device: Device | None = None,
     ) -> None:
         self._dimension = dimension
         self._plan = plan
         self._train = train
         self._owner = owner
         self._contents = contents
+        self._device = device
         self._journal: _Journal | None = None
         self._asked: dict[str, Future[None]] = {}
         self._failed: dict[str, int] = {}  # scope -> entries that it had: not tried again until there are twice as many
@@ -82,7 +92,9 @@ class Rebuilder:
 
     def consider(self, scope: str) -> None:
         partition = self._contents().partitions.get(scope)
-        if partition is None or scope in self._asked or not self._plan.due(partition):
+        if partition is None or scope in self._asked:
+            return
+        if not self._plan.due(partition) and (self._device is None or not self._plan.to_place(partition)):
             return
         if len(partition) < 2 * self._failed.get(scope, 0):
             return
@@ -108,7 +120,7 @@ class Rebuilder:
         call = self._owner.call
         with suppress(Closed):
             try:
-                self._rebuild(scope)
+                self._renew(scope)
             except _Superseded:
                 pass
             except Closed:
@@ -118,35 +130,65 @@ class Rebuilder:
                 call(lambda: self._gave_up(scope))
             call(lambda: self._ended(scope))
 
-    def _rebuild(self, scope: str) -> None:
-        call = self._owner.call
-        journal = call(lambda: self._begin(scope))
-        partition = journal.partition
+    def _renew(self, scope: str) -> None:
+        journal, due = self._owner.call(lambda: self._begin(scope))
+        if due:
+            self._rebuild(journal)
+        elif self._device is not None and isinstance(journal.partition, IvfPartition):
+            self._place(journal, journal.partition, self._device)
+
+    def _rebuild(self, journal: _Journal) -> None:
+        call, partition = self._owner.call, journal.partition
         copies = (call(partial(partition.part, step)) for step in range(partition.steps))
         made = build(
             [_before(part, journal.first_id) for part in copies], self._dimension, self._plan, self._train, self._check
         )
-        # Each round takes what came during the one before it. That gets less: what is added here goes in batches, what
-        # requests add comes one by one.
+        self._catch_up(journal, made)
+        call(lambda: self._swap(journal, made))
+
+    def _place(self, journal: _Journal, partition: IvfPartition, device: Device) -> None:
+        """List by list: FAISS' own copying to a GPU would read lists that change meanwhile."""
+        begun = time.perf_counter()
+        try:
+            made = Placed(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
+            for step in range(partition.steps):
+                self._check()
+                part = _before(self._owner.call(partial(partition.part, step)), journal.first_id)
+                made.put(part.ids, part.vectors)
+        except RuntimeError as error:
+            LOG.warning(  # there is no room, most likely
+                "a partition could not be copied to the device: it is searched on the CPU",
+                extra={"fields": {"entries": len(partition), "error": str(error)[:300]}},
+            )
+            self._owner.call(lambda: self._gave_up(journal.scope))
+            return
+        self._catch_up(journal, made)
+        self._owner.call(lambda: self._swap_copy(journal, partition, made))
+        took = round(time.perf_counter() - begun, 3)
+        LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(made), "seconds": took}})
+
+    def _catch_up(self, journal: _Journal, made: Partition | Copy) -> None:
+        """Each round takes what came during the one before it. That gets less: what is added here goes in batches, what
+        requests add comes one by one."""
         while True:
             self._check()
-            news = call(lambda: self._news(journal, CATCH_UP))
+            news = self._owner.call(lambda: self._news(journal, CATCH_UP))
             news.apply(made)
             if news.rest == 0 and len(news.ids) <= LAST:
-                break
-        call(lambda: self._swap(journal, made))
+                return
 
     def _check(self) -> None:
         if self._closed.is_set():
             raise Closed
 
-    def _begin(self, scope: str) -> _Journal:
+    def _begin(self, scope: str) -> tuple[_Journal, bool]:
+        """Beside the journal, whether the partition is due for another form, or else for a copy."""
         contents = self._contents()
         partition = contents.partitions.get(scope)
         if partition is None:
             raise _Superseded
         self._journal = _Journal(scope, partition, contents.next_id)
-        return self._journal
+        return self._journal, self._plan.due(partition)
 
     def _news(self, journal: _Journal, limit: int) -> _News:
         if self._contents().partitions.get(journal.scope) is not journal.partition:
@@ -161,6 +203,13 @@ class Rebuilder:
         if len(made) != len(journal.partition):
             raise AssertionError(f"{len(made)} entries were made of {len(journal.partition)}")
         self._contents().replace(journal.scope, made)
+        self._failed.pop(journal.scope, None)
+
+    def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: Placed) -> None:
+        self._news(journal, len(journal.added)).apply(made)
+        if len(made) > len(partition):
+            raise AssertionError(f"{len(made)} entries were copied of {len(partition)}")
+        partition.copy = made
         self._failed.pop(journal.scope, None)
 
     def _gave_up(self, scope: str) -> None:

@@ -53,6 +53,7 @@ class MilvusIndex:
     an addition."""
 
     shared = True
+    placed = None
 
     def __init__(
         self, url: str, *, dimension: int, collection: str, clock: Clock, timeout_s: float, token: str = ""

@@ -59,6 +59,8 @@ class Gauges:
         telemetry.cache_bytes.set("front", value=self._store.bytes)
         telemetry.cache_entries.set("index", value=self._spaces.serving.index.size)
         telemetry.cache_bytes.set("index", value=sum(space.index.bytes for space in self._spaces.all))
+        if (placed := self._spaces.serving.index.placed) is not None:
+            telemetry.cache_entries.set("device", value=placed)
         try:
             stored = await self._store.stats()
         except StoreUnavailable:

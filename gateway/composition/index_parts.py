@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gateway.adapters.faiss_cuda import CudaDevice
 from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.faiss_placed import Device
 from gateway.adapters.index_checkpoint import Kind
 from gateway.background import run_within
 from gateway.config import Config
@@ -32,12 +34,19 @@ def open_index(
         life.push_async_callback(outside.close)
         run_within(life, outside.run())
         return outside, None
-    index = FaissIndex(embedder.dimension, max_entries=config.index.max_entries)
+    index = FaissIndex(
+        embedder.dimension, max_entries=config.index.max_entries, device=build_device(config.index.device)
+    )
     life.callback(index.close)
     checkpoints = checkpoints_of(config, index, Kind(embedder.fingerprint, embedder.dimension), file)
     if checkpoints is not None:
         life.push_async_callback(checkpoints.save)  # once nothing is added any more
     return index, checkpoints
+
+
+def build_device(name: str) -> Device | None:
+    """None: the CPU. Raises `StartFailed` where the GPU that is named cannot be used."""
+    return None if name == "cpu" else CudaDevice(name)
 
 
 def build_milvus(

@@ -14,6 +14,7 @@ from gateway.written.forms import Written
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?", re.ASCII)
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
@@ -50,6 +51,13 @@ def parse_environment_name(value: object) -> str:
     raise ValueError("expected the name of an environment variable such as OPENAI_API_KEY, not the secret itself")
 
 
+def parse_device(value: object) -> str:
+    """Where an index is searched."""
+    if isinstance(value, str) and _DEVICE.fullmatch(value):
+        return value
+    raise ValueError(f"expected cpu, cuda or cuda:N, got {show(value)}")
+
+
 def parse_key_hash(value: object) -> str:
     """A wrong value is not repeated: it may be the key itself."""
     if isinstance(value, str) and _SHA256_HEX.fullmatch(value):
@@ -64,6 +72,7 @@ def parse_version(value: object) -> int:
     raise ValueError(f"expected 1, the only version there is, got {show(value)}")
 
 
+IndexDevice = Annotated[str, BeforeValidator(parse_device), Written(written.DEVICE)]
 Name = Annotated[str, BeforeValidator(parse_name), Written(written.NAME)]
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
 File = Annotated[Path, BeforeValidator(parse_file, json_schema_input_type=str)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import EnvironmentName, File, Folder, Name, Text, Version
+from gateway.config.fields import EnvironmentName, File, Folder, IndexDevice, Name, Text, Version
 from gateway.config.jobs import Jobs
 from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
@@ -124,6 +124,7 @@ class Index(Section):
 
     adapter: Annotated[Literal["faiss", "milvus"], one_of("faiss", "milvus")] = "faiss"
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+    device: IndexDevice = "cpu"  # faiss: where large partitions are searched, cpu or cuda or cuda:N; nearhit[faiss-gpu]
     checkpoint: DurationOrOff = 300.0  # faiss: how often it is written to disk; None: never
     url: IndexUrl | None = None  # milvus: a server, or a Milvus Lite file below data_dir
     token_env: EnvironmentName | None = None  # milvus: the variable with its token, or with user:password
@@ -134,6 +135,8 @@ class Index(Section):
         if given.get("adapter", "faiss") == "milvus":
             if given.get("url") is None:
                 yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
+            if given.get("device", "cpu") != "cpu":
+                yield Problem("device", "belongs to adapter faiss, expected it beside that adapter or not at all")
             return
         for key in ("url", "token_env"):
             if given.get(key) is not None:

@@ -202,6 +202,10 @@ class VectorIndex(Protocol):
     @property
     def bytes(self) -> int: ...
 
+    @property
+    def placed(self) -> int | None:
+        """Entries that are searched on a device beside the CPU; None: it has none."""
+
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         """Adds or replaces. After `expires` (wall clock, seconds) it may be forgotten."""
 

@@ -77,6 +77,7 @@ ADDRESS = text(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):\d{1,5}", "HOST:PORT such 
 SWITCH = any_of({"type": "boolean"}, {"enum": ["on", "off"]})
 NAME = text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-'")
 ENVIRONMENT_NAME = text(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, not the secret itself")
+DEVICE = text(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
 KEY_HASH = text(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key")
 ONE: Schema = {"const": 1}
 OFF = _OFF

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cli import main
+from gateway.composition import index_parts
 from gateway.modelkit.files import MODEL, default_model_dir
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import served_by_process, write_config
@@ -193,6 +194,19 @@ async def test_another_model_than_the_one_that_is_named_is_a_fault(
     code, found, _ = await home.examine()
     assert code == 1
     assert worst(found["embedding"])["found"].endswith(f"holds {MODEL}, and another is asked for")
+
+
+async def test_a_gpu_that_faiss_cannot_use_is_a_fault_and_one_that_it_can_is_named(
+    home: Home, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.write(upstream.url, index={"device": "cuda:31"})
+    code, found, _ = await home.examine()
+    (finding,) = found["index"]
+    assert (code, finding["level"]) == (1, "fault")
+    assert finding["found"].startswith("index.device cuda:31: ")
+    monkeypatch.setattr(index_parts, "CudaDevice", str)
+    _, found, _ = await home.examine()
+    assert found["index"][0]["found"] == "faiss finds cuda:31, for partitions of 100,000 entries and more"
 
 
 async def test_a_port_that_another_program_has_is_a_fault(home: Home, upstream: Upstream, taken: int) -> None:

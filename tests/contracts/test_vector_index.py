@@ -1,4 +1,5 @@
-"""What every vector index must do: FAISS, flat and in lists, Milvus, and the fake that looks at everything."""
+"""What every vector index must do: FAISS, flat, in lists and with a copy of them on a device, Milvus, and the fake that
+looks at everything."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.faiss_placed import Device
 from gateway.adapters.faiss_training import Plan
 from gateway.messages import Neighbour, Vector
 from gateway.ports import VectorIndex
 from tests.fixtures.entries import DIMENSION, vector_of
+from tests.fixtures.faiss_device import CpuDevice
 from tests.fixtures.fakes import ExactIndex
 from tests.fixtures.milvus import LACKING, LiteIndex
 
@@ -28,15 +31,23 @@ HALF_FLOATS = 5e-4  # what they may change of a similarity
 class ListIndex(FaissIndex):
     """FAISS with a partition in lists as soon as it has three entries, looked through to the end."""
 
-    def __init__(self, dimension: int, *, max_entries: int) -> None:
-        super().__init__(dimension, max_entries=max_entries, plan=Plan(flat_up_to=2, probes=10**6))
+    def __init__(self, dimension: int, *, max_entries: int, device: Device | None = None) -> None:
+        plan = Plan(flat_up_to=2, probes=10**6, place_from=4, device_probes=10**6)
+        super().__init__(dimension, max_entries=max_entries, plan=plan, device=device)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         await super().add(fingerprint, scope, vector)
         await self.settled()
 
 
-KINDS = (FaissIndex, ListIndex, ExactIndex)
+class DeviceIndex(ListIndex):
+    """The same with a device, on which the lists are searched from the fourth entry on."""
+
+    def __init__(self, dimension: int, *, max_entries: int) -> None:
+        super().__init__(dimension, max_entries=max_entries, device=CpuDevice())
+
+
+KINDS = (FaissIndex, ListIndex, DeviceIndex, ExactIndex)
 OUTSIDE = pytest.param(LiteIndex, marks=pytest.mark.skipif(LACKING is not None, reason=str(LACKING)))
 
 

@@ -1,12 +1,13 @@
-"""Facts of an index outside, asked over the gateway's own client. Nothing is made there."""
+"""Facts of an index outside, asked over the gateway's own client, and of a GPU for one in process. Nothing is made."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
+from gateway.adapters.faiss_training import Plan
 from gateway.commands.doctor.findings import Finding, fault, ok
-from gateway.composition.index_parts import milvus_version
+from gateway.composition.index_parts import build_device, milvus_version
 from gateway.config import Config
 from gateway.config.urls import lite_file
 from gateway.errors import IndexUnavailable, StartFailed
@@ -16,8 +17,14 @@ ANSWER_S = 5.0
 
 
 async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
-    """None where the index is in process: the limits say what that takes."""
-    url = config.index.url
+    """None where the index is in process and on the CPU: the limits say what that takes."""
+    url, device = config.index.url, config.index.device
+    if device != "cpu":
+        try:
+            build_device(device)
+        except StartFailed as error:
+            return [fault(CHECK, str(error), "do what it says")]
+        return [ok(CHECK, f"faiss finds {device}, for partitions of {Plan().place_from:,} entries and more")]
     if config.index.adapter != "milvus" or url is None:
         return []
     if lite_file(url) and gateway_runs:
