@@ -152,11 +152,10 @@ class Gateway:
         self.stats.policy_faults = tuple(map(str, faults))
 
     def _build(self, policy: Policy) -> RouteTable:
-        telemetry = self.parts.telemetry
         table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
-        show_policy(telemetry, policy)
+        show_policy(self.parts.telemetry, policy)
         for route in policy.routes:
             control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
             control.learning = route.semantic is not None and route.semantic.learns
@@ -185,8 +184,7 @@ class Gateway:
     def _job_handler(self) -> Handler:
         """The stages that a job passes when it is run: who asks was found out when it was accepted, and how many run at
         once is for the workers to say."""
-        telemetry = self.parts.telemetry
-        protect = Protect(telemetry, inflight=lambda: 0, max_inflight=1, shape=shape_of_errors)
+        protect = Protect(self.parts.telemetry, inflight=lambda: 0, max_inflight=1, shape=shape_of_errors)
         policy = ApplyPolicy(self._current, DIALECTS)
         return compose([Observe(self._observer), protect, self.access.of_jobs, policy], _nowhere)
 
@@ -221,6 +219,7 @@ class Gateway:
             "backends": shown(self.parts.pools, now),
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
+            "loop": self.parts.loop_watch.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.space.embedder.fingerprint,
             "embedder_to_come": None if (coming := self.parts.spaces.coming) is None else coming.embedder.fingerprint,
@@ -284,6 +283,7 @@ async def running(
             gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
             stack.push_async_callback(gateway.admin_port.stop)
         stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
+        gateway.parts.loop_watch.begin(stack)
         gateway.data_address = await listening(
             gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
         )

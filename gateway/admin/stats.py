@@ -60,6 +60,7 @@ class Stats:
                 for (backend, outcome), count in telemetry.backend_requests.values.items()
             ],
             "store_errors": telemetry.store_errors.total(),
+            "loop_stalls": _by_last(telemetry.loop_stalls),
             **self._describe(),
         }
         report["policy"] = {**report["policy"], "faults": list(self.policy_faults)}

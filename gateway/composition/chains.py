@@ -30,6 +30,7 @@ from gateway.flights.flight import Flight
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Bypass, Entry, Request
+from gateway.observing.loop_watch import LoopWatch
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler, Stage, compose
 from gateway.policy.model import Route, Semantic
@@ -85,6 +86,7 @@ class Parts:
     feedback: Feedback
     background: Background
     evictions: Evictions
+    loop_watch: LoopWatch
     recorder: Recorder
     frequency: Frequency = field(default_factory=Frequency)
 
@@ -160,6 +162,7 @@ async def build_parts(
         feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
         background=background,
         evictions=evictions_of(config, stores, spaces, telemetry, clock),
+        loop_watch=LoopWatch(telemetry),
         recorder=recorder,
     )
 

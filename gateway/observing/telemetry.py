@@ -26,6 +26,14 @@ class Telemetry(Collector):
         self.overhead_seconds = Histogram(
             "nearhit_overhead_seconds", "Time to the first byte of an answer, less the time a backend took for it", ()
         )
+        self.loop_lag_seconds = Histogram(
+            "nearhit_loop_lag_seconds", "By how much the event loop was late, every 10 ms", ()
+        )
+        self.loop_stalls = Counter(
+            "nearhit_loop_stalls_total",
+            "Times that the event loop stood still for 20 ms and more, by cause",
+            ("cause",),
+        )
         self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens that hits did not cost", ("route",))
         self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars that hits did not cost", ("route",))
         self.backend_seconds_saved = Counter(

@@ -113,6 +113,17 @@ def test_a_gateway_that_tells_of_trouble_is_repeated() -> None:
     assert levels == [Level.FAULT, Level.WARNING, Level.WARNING, Level.OK]
 
 
+def test_an_event_loop_that_often_stands_still_is_told_with_what_keeps_it() -> None:
+    longest = {"ms": 61.5, "cause": "busy", "where": "gateway.cache.scope:of:12"}
+    stats = {"started": 0.0, "now": 60.0, "loop_stalls": {"busy": 9, "starved": 2}, "loop": {"longest": longest}}
+    said, _ = running({"ready": True}, stats, None)
+    assert said.level is Level.WARNING
+    assert said.found == (
+        "its event loop stood still 11 times, most of them busy, the longest for 61.5 ms in gateway.cache.scope:of:12"
+    )
+    assert [one.level for one in running({"ready": True}, stats | {"now": 3600.0}, None)] == [Level.OK]
+
+
 def test_libraries_are_held_against_the_lock() -> None:
     found = {"aiohttp": "3.14.5", "redis": "8.0.0", "faiss-cpu": None}
     absent, others = libraries((3, 11), found, {"aiohttp": "3.14.5", "redis": "8.1.0"})

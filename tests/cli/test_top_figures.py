@@ -26,6 +26,7 @@ def report(now: float, counts: dict[str, int] | None = None, *, started: float =
         "verdicts": {name: float(count) for name, count in counts.items()},
         "latency_counts": {"bounds_s": BOUNDS, "verdicts": {n: [0, c, 0, 0] for n, c in counts.items()}},
         "shed": 0.0,
+        "loop_stalls": {"busy": 0.0, "starved": 0.0, "waiting": 0.0},
         "tokens_saved": 0.0,
         "dollars_saved": 0.0,
         "store_breaker": "closed",
@@ -68,6 +69,13 @@ def test_wrong_hits_are_shown_with_their_interval_and_what_is_unknown_as_such() 
     text = [line.text for line in lines(figures(report(1, quality=[wrong], routing=shares), None))]
     assert text[-1].split() == ["default", "25.0", "%", "0.4", "%", "(0.1", "%", "to", "1.2", "%)"]
     assert [line.text for line in lines(figures(report(1), None))][-1].split() == ["default", "-", "-"]
+
+
+def test_stalls_of_the_stretch_are_shown_with_their_causes() -> None:
+    before = report(1, loop_stalls={"busy": 2.0, "starved": 1.0, "waiting": 0.0})
+    now = report(2, loop_stalls={"busy": 5.0, "starved": 2.0, "waiting": 0.0})
+    (said,) = [line.text for line in lines(figures(now, before)) if "loop" in line.text]
+    assert said == "the event loop stood still 4 times, 20 ms or more (busy 3, starved 1)"
 
 
 def test_trouble_stands_out() -> None:

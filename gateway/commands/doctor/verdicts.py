@@ -149,7 +149,24 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
         if backend.get("breaker", "closed") != "closed":
             found = f"it leaves the backend {name} alone after failures (breaker {backend['breaker']})"
             yield warning("gateway", found, "see the backends' findings; it asks again by itself")
+    yield from _stalls(stats)
     yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
+
+
+def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
+    """More than one a minute since its start."""
+    counts: Mapping[str, float] = stats.get("loop_stalls", {})
+    total = sum(counts.values())
+    if total <= max(1.0, (stats.get("now", 0.0) - stats.get("started", 0.0)) / 60):
+        return
+    most = max(counts, key=counts.__getitem__)
+    longest = stats.get("loop", {}).get("longest") or {}
+    at = f", the longest for {longest['ms']:g} ms in {longest['where'] or 'no code of Python'}" if longest else ""
+    todo = {
+        "starved": "give it a processor: other work, or a limit of its container, keeps it from one",
+        "busy": "add gateways or server.workers: this one has more to compute than one processor does",
+    }.get(most, "see docs/operations.md, NearhitLoopStalls: something blocks it")
+    yield warning("gateway", f"its event loop stood still {total:.0f} times, most of them {most}{at}", todo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class Figures:
     requests_per_s: float
     hit_rate: float | None
     shed: float
+    stalls: Mapping[str, float]  # times that the event loop stood still, by cause
     tokens_saved: float
     dollars_saved: float
     store_breaker: str
@@ -89,6 +90,7 @@ def figures(now: Report, before: Report | None) -> Figures:
         requests_per_s=requests / seconds,
         hit_rate=sum(counts[v] for v in HITS) / asked if asked else None,
         shed=now["shed"] - (0.0 if before is None else before["shed"]),
+        stalls={cause: count - _stalls(before).get(cause, 0.0) for cause, count in _stalls(now).items()},
         tokens_saved=now["tokens_saved"],
         dollars_saved=now["dollars_saved"],
         store_breaker=now["store_breaker"],
@@ -98,6 +100,12 @@ def figures(now: Report, before: Report | None) -> Figures:
         backends={name: _of_backend(one) for name, one in now["backends"].items()},
         routes=_routes(now),
     )
+
+
+def _stalls(report: Report | None) -> Mapping[str, float]:
+    """Nothing before the start."""
+    found: Mapping[str, float] = {} if report is None else report["loop_stalls"]
+    return found
 
 
 def _since(now: Report, before: Report | None, key: str, verdict: str) -> float:

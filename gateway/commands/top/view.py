@@ -63,6 +63,9 @@ def _trouble(figures: Figures) -> Iterator[Line]:
         yield Line("the store has failed and is left alone for a moment: see `nearhit doctor`", Tone.BAD)
     if figures.policy_faults:
         yield Line(f"the last policy was refused, with {figures.policy_faults} faults: see `nearhit check`", Tone.BAD)
+    if some := {cause: count for cause, count in figures.stalls.items() if count}:
+        causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
+        yield Line(f"the event loop stood still {sum(some.values()):.0f} times, 20 ms or more ({causes})", Tone.BAD)
     if not figures.index_ready:
         yield Line("the index is still being read: not every question is found by similarity")
     if left := figures.migration.get("left"):
