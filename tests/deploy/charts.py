@@ -32,6 +32,10 @@ routes:
     match: {headers: {x-app: support}}
     route: {backend: main}
 """
+CLUSTER: dict[str, Any] = {
+    "config": {"store": {"url": "redis+cluster://n1:6379,n2:6379"}},
+    "autoscaling": {"keda": {"jobStream": {"scaler": "redis-cluster-streams", "address": "n1:6379,n2:6379"}}},
+}
 SCALED = {"by": "hpa", "inflightPerReplica": 64, "queuedJobsPerReplica": 100}
 
 
@@ -80,6 +84,7 @@ GOOD: dict[str, dict[str, Any]] = {
             },
         },
     ),
+    "cluster": merged(TRITON, CLUSTER),
     "policy": merged(ENDPOINT, {"policies": {"support.yaml": SUPPORT}}),
 }
 # What is refused, and a piece of the sentence that says so.
@@ -100,6 +105,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a stream of no store": (
         merged(TRITON, {"autoscaling": {"keda": {"jobStream": {"address": ""}}}}),
         "expected HOST:PORT",
+    ),
+    "streams of one server in a cluster": (
+        merged(TRITON, {"config": CLUSTER["config"]}),
+        "expected redis-cluster-streams with a redis+cluster:// URL",
     ),
     "a typing error": (merged(ENDPOINT, {"persistence": {"enable": False}}), "enable"),
     "a wrong word": (merged(ENDPOINT, {"autoscaling": {"by": "vpa"}}), "autoscaling/by"),

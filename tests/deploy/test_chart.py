@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.adapters.redis_names import ONE_SERVER
+from gateway.adapters.redis_names import CLUSTERED, ONE_SERVER
 from gateway.config.load import load_config
 from gateway.policy.check import check
 from gateway.precedence import Priority
@@ -197,6 +197,10 @@ def test_the_scaler_reads_the_streams_of_all_priorities_by_their_length(charts: 
     }
     sentinel = charts.one("sentinel", "ScaledObject")["spec"]["triggers"][-1]["metadata"]
     assert (sentinel["addresses"], sentinel["sentinelMaster"]) == ("valkey:6379", "m")
+    cluster = [each["metadata"] for each in charts.one("cluster", "ScaledObject")["spec"]["triggers"]]
+    assert [each["stream"] for each in cluster if "stream" in each] == [
+        CLUSTERED.key(f"jobs:stream:{priority.value}") for priority in sorted(Priority)
+    ]
 
 
 def test_queries_that_are_scaled_by_name_series_that_exist(charts: Rendered) -> None:
