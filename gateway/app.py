@@ -25,7 +25,8 @@ from gateway.background import run_within
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.dashboard import Dashboard, Observed
-from gateway.composition.hired import Hired, admin_of, colleagues_of, data_of
+from gateway.composition.fleet_figures import figures_of
+from gateway.composition.hired import Hired, admin_of, data_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.observing import observer_of
 from gateway.composition.operations import (
@@ -104,16 +105,17 @@ class Gateway:
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
-        self.colleagues = colleagues_of(config, hired, parts.telemetry)
-        self.stats = Stats(self.colleagues.telemetry, parts.clock, self.describe)
+        self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges.sample, parts.clock.wall())
+        self.stats = Stats(self.figures, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
         self.admin_port = AdminPort(
             config.server.admin,
             self.access.guard,
-            self.colleagues.telemetry,
+            self.figures.own,
             self.stats,
             self.quality,
-            before_scrape=self.colleagues.sampling(self.gauges.sample),
+            before_scrape=self.figures.sample,
+            before_stats=self.figures.refresh,
             given=admin_of(hired),
             routes=[
                 *self.access.admin,
@@ -275,7 +277,7 @@ async def running(
         await gateway.access.begin(stack)
         jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
         jobs += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
-        gateway.colleagues.begin(stack, gateway.gauges.sample)
+        gateway.figures.begin(stack, hired)
         gateway.dashboard.begin(stack, gateway.gauges.sample)
         for job in [*jobs, *(work() for work in gateway.jobs.work)]:
             run_within(stack, job)
@@ -284,9 +286,8 @@ async def running(
             stack.push_async_callback(gateway.admin_port.stop)
         stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
         gateway.parts.loop_watch.begin(stack)
-        gateway.data_address = await listening(
-            gateway.data_port.start(gateway.handler()), "server.listen", config.server.listen
-        )
+        serving = gateway.data_port.start(gateway.handler())
+        gateway.data_address = await listening(serving, "server.listen", config.server.listen)
         stack.push_async_callback(gateway.data_port.stop)
         if gateway.grpc_port is not None and config.server.grpc is not None:
             stack.push_async_callback(gateway.grpc_port.stop)

@@ -20,7 +20,8 @@ from gateway.written.units import Address
 
 
 class AdminPort:
-    """`guard` sees every request first. `before_scrape` brings gauges up to date."""
+    """`guard` sees every request first. `before_scrape` brings gauges up to date,
+    `before_stats` what all gateways say together."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class AdminPort:
         quality: Quality,
         *,
         before_scrape: Callable[[], Awaitable[None]],
+        before_stats: Callable[[], Awaitable[None]],
         routes: Sequence[web.RouteDef] = (),
         given: socket.socket | None = None,
     ) -> None:
@@ -40,6 +42,7 @@ class AdminPort:
         self._stats = stats
         self._quality = quality
         self._before_scrape = before_scrape
+        self._before_stats = before_stats
         self._routes = routes
         self._registry = CollectorRegistry()
         self._registry.register(telemetry)
@@ -85,7 +88,7 @@ class AdminPort:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     async def _get_stats(self, request: web.Request) -> web.StreamResponse:
-        await self._before_scrape()
+        await self._before_stats()
         return json_answer(self._stats.report())
 
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.messages import Verdict
 from gateway.observing.metrics import LATENCY_BUCKETS, Counter, Histogram
@@ -14,14 +14,22 @@ from gateway.ports import Clock
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
-class Stats:
-    """`describe` adds what is no metric: policy, backends, cache sizes."""
+class Figures(Protocol):
+    """Of `gateways` gateways, the oldest of which has `started` then, seconds since 1970."""
 
-    def __init__(self, telemetry: Telemetry, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
-        self._telemetry = telemetry
+    telemetry: Telemetry
+    started: float
+    gateways: int
+
+
+class Stats:
+    """`describe` adds what is no metric, and is of this gateway alone: policy, backends, cache sizes."""
+
+    def __init__(self, figures: Figures, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
+        self._figures = figures
+        self._telemetry = figures.telemetry
         self._clock = clock
         self._describe = describe
-        self._started = clock.wall()
         self.policy_faults: tuple[str, ...] = ()  # of the last reload; empty where it succeeded
 
     def report(self) -> dict[str, Any]:
@@ -34,7 +42,8 @@ class Stats:
         latencies = {str(verdict): _latencies(telemetry.request_seconds, verdict) for verdict in Verdict}
         report = {
             "now": self._clock.wall(),
-            "started": self._started,
+            "started": self._figures.started,
+            "gateways": self._figures.gateways,
             "requests": requests,
             "hit_rate": hits / asked if asked else None,
             "verdicts": verdicts,

@@ -22,6 +22,7 @@ from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_changes import RedisChanges
 from gateway.adapters.redis_client import Access, connect
+from gateway.adapters.redis_figures import RedisFigures
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_keys import RedisKeys
@@ -95,6 +96,7 @@ class Stores:
     journal: Journal | None
     spoken: RedisSpoken | None
     policies: RedisPolicies | None
+    figures: RedisFigures | None
     replies: RedisReplies
 
     async def close(self) -> None:
@@ -157,6 +159,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         journal=journal,
         spoken=spoken,
         policies=RedisPolicies(redis, client) if shared else None,
+        figures=None if journal is None else RedisFigures(redis, client, journal.gateway),
         replies=RedisReplies(redis, client),
     )
 

@@ -117,6 +117,8 @@ function frame() {
   else mark($("policy-state"), "in force", "good");
   mark($("store-state"), ...({ closed: ["answering", "good"], half_open: ["recovering", "warn"] }[stats.store_breaker] || ["not answering", "bad"]));
   mark($("index-state"), ...(stats.index_ready ? ["ready", "good"] : ["filling", "warn"]));
+  $("fleet").hidden = stats.gateways === 1;
+  say($("gateways"), `${stats.gateways}, figures of all`);
   say($("uptime"), duration(stats.now - stats.started));
 }
 

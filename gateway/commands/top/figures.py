@@ -52,6 +52,7 @@ class Figures:
     listen: str
     policy: str
     policy_faults: int
+    gateways: int  # on one store: all figures are of all of them
     up_s: float
     seconds: float
     since_start: bool
@@ -72,9 +73,13 @@ class Figures:
         return asdict(self)
 
 
+def _whose(report: Report) -> tuple[float, int]:
+    return report["started"], report.get("gateways", 1)
+
+
 def figures(now: Report, before: Report | None) -> Figures:
-    """`before`: an earlier report; None, or one of a gateway that has been started anew since: from its start on."""
-    if before is not None and (before["started"] != now["started"] or before["now"] >= now["now"]):
+    """`before`: an earlier report; None, or one of other gateways or of an earlier start: since the start."""
+    if before is not None and (_whose(before) != _whose(now) or before["now"] >= now["now"]):
         before = None
     seconds = max(1e-3, now["now"] - (now["started"] if before is None else before["now"]))
     counts = {str(v): _since(now, before, "verdicts", str(v)) for v in Verdict}
@@ -84,6 +89,7 @@ def figures(now: Report, before: Report | None) -> Figures:
         listen=now["listen"],
         policy=now["policy"]["hash"],
         policy_faults=len(now["policy"]["faults"]),
+        gateways=now.get("gateways", 1),
         up_s=max(0.0, now["now"] - now["started"]),
         seconds=seconds,
         since_start=before is None,

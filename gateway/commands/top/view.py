@@ -28,10 +28,8 @@ class Line:
 
 def lines(figures: Figures) -> Iterator[Line]:
     """At most 80 columns, whatever the names are."""
-    yield Line(
-        f"nearhit {figures.listen}  policy {figures.policy[:12]}  up {duration(figures.up_s)}  ({_stretch(figures)})",
-        Tone.HEAD,
-    )
+    who = f"nearhit {figures.listen}{_of(figures)}"
+    yield Line(f"{who}  policy {figures.policy[:12]}  up {duration(figures.up_s)}  ({_stretch(figures)})", Tone.HEAD)
     yield Line(
         f"{figures.requests_per_s:.1f} requests/s   hit rate {_percent(figures.hit_rate)}   shed {figures.shed:.0f}   "
         f"saved in all: {figures.tokens_saved:,.0f} tokens, ${figures.dollars_saved:,.2f}"
@@ -100,6 +98,10 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _of(figures: Figures) -> str:
+    return f" and {figures.gateways - 1} more" if figures.gateways > 1 else ""
 
 
 def _stretch(figures: Figures) -> str:
