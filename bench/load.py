@@ -55,34 +55,42 @@ def request_bytes(body: bytes, path: str = "/v1/chat/completions") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: int = 0) -> float:
+    """-> seconds until the last byte of the answer, which must be a 200 whose head contains `expect`, and a stream have
+    `events` events: a bench of errors, or of another path than the one it names, is worse than none."""
+    reader, writer = opened
+    started = time.perf_counter()
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200") or expect not in head:
+        said = await reader.read(500)
+        raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}{said.decode()}")
+    lowered = head.lower()
+    if b"transfer-encoding: chunked" in lowered:
+        got = await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
+        if events and got.count(b"data: ") != events:
+            raise AssertionError(f"expected {events} events, got {got.count(b'data: ')}")
+    else:
+        length = int(lowered[lowered.index(b"\ncontent-length:") + 16 :].split(b"\r\n", 1)[0])
+        await reader.readexactly(length)
+    return time.perf_counter() - started
+
+
 async def _connection(port: int, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    opened = await asyncio.open_connection("127.0.0.1", port)
     try:
-        for request in requests:
-            started = time.perf_counter()
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            if not head.startswith(b"HTTP/1.1 200") or expect not in head:
-                said = await reader.read(500)
-                raise AssertionError(f"expected 200 and {expect!r}, got {head.decode()}{said.decode()}")
-            lowered = head.lower()
-            if b"transfer-encoding: chunked" in lowered:
-                got = await reader.readuntil(b"\r\n0\r\n\r\n")  # no body here has that in it
-                if events and got.count(b"data: ") != events:
-                    raise AssertionError(f"expected {events} events, got {got.count(b'data: ')}")
-            else:
-                length = int(lowered[lowered.index(b"\ncontent-length:") + 16 :].split(b"\r\n", 1)[0])
-                await reader.readexactly(length)
-            latencies.append(time.perf_counter() - started)
+        latencies.extend([await exchange(opened, request, expect, events) for request in requests])
     finally:
-        writer.close()
+        opened[1].close()
 
 
 async def run(
     port: int, pid: int, requests: list[bytes], *, connections: int, expect: bytes = b"", events: int = 0
 ) -> Load:
-    """Sends `requests` once each. Every answer must be a 200 whose head contains `expect`, and a stream have `events`
-    events: a bench of errors, or of another path than the one it names, is worse than none."""
+    """Sends `requests` once each, and looks at the answers as `exchange` does."""
     source = iter(requests)
     latencies: list[float] = []
     stores = children(pid)
