@@ -1,7 +1,7 @@
 """The gateway, counting the functions that its event loop calls between two signals: `python -m bench.counted
 --counts=FILE serve ...`. SIGUSR1 begins, SIGUSR2 writes what was counted since, as JSON: [file, function, line,
-calls] each. Functions in C are not among them, nor is what runs in tasks that were there before: the gateway's
-work in the background."""
+calls] each. Functions in C are not among them, nor is what runs in tasks that were there before, the gateway's
+work in the background, nor the watch of the event loop, which ticks the oftener the busier the machine is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gateway.cli import main
+from gateway.observing.loop_watch import LoopWatch
 
 OPTION = "--counts="
 BEGUN = "begun"
+TICK = LoopWatch._tick.__code__
 
 
 class Counting:
@@ -27,6 +29,7 @@ class Counting:
         self._to = to
         self._calls: Counter[CodeType] = Counter()
         self._others: set[asyncio.Task[Any]] = set()
+        self._ticking = False
 
     def begin(self, number: int, frame: FrameType | None) -> None:
         self._calls.clear()
@@ -45,8 +48,10 @@ class Counting:
         part.rename(self._to)  # whoever waits for it finds all of it
 
     def _seen(self, frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code is TICK:
+            self._ticking = event == "call"
         # A coroutine that goes on counts again: it costs again.
-        if event == "call" and asyncio.current_task() not in self._others:
+        elif event == "call" and not self._ticking and asyncio.current_task() not in self._others:
             self._calls[frame.f_code] += 1
 
 

@@ -1,8 +1,9 @@
 """The tail of latencies under a steady load, the stalls of the event loop meanwhile, and what becomes of the memory.
 
 `make bench-tail`: for each embedder a real gateway gets Poisson arrivals (open loop, seeded) for a minute, a mix of
-hits, misses and streams, so many a second that its busier half, the event loop or the other threads, computes for 70 % of
-the time, as found out by a closed loop of the same mix before. Latencies are from the sending of a request; how late the bench sent is told beside them.
+hits, misses and streams, so many a second that its busier half, the event loop or the other threads, computes for 70 %
+of the time, as found out by a closed loop of the same mix before. Latencies are from the sending of a request; how late
+the bench sent is told beside them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import random
 import re
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ import uvloop
 
 from bench.asked import CONFIG, body, other_case, unheard
 from bench.gateways import Running, free_port, gateway_of, server
-from bench.load import Opened, exchange, cpu_seconds, loop_seconds, request_bytes, rss_mb
+from bench.load import Opened, cpu_seconds, exchange, loop_seconds, request_bytes, rss_mb
 from bench.protocols import EVENTS, QUESTION
 from bench.rows import REFUSING, sentences
 
@@ -64,7 +64,7 @@ class Result:
     cpu_us: float  # a request, in the closed loop before
     busy: float = 0.0  # part of the minute that the event loop computed
     took: dict[str, list[float]] = field(default_factory=dict)
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)
     late: list[float] = field(default_factory=list)
     stalls: Mapping[str, int] = field(default_factory=dict)
     longest: Mapping[str, object] | None = None
@@ -125,7 +125,7 @@ async def taken(it: Running, clients: Clients, draw: random.Random) -> float:
 
 async def held(result: Result, clients: Clients, draw: random.Random, seconds: float) -> None:
     """Sends at the rate, whatever comes back, and waits for the last answer."""
-    result.took = {kind.name: [] for kind in KINDS}
+    result.took, result.failed = {kind.name: [] for kind in KINDS}, {kind.name: 0 for kind in KINDS}
     began, due = time.perf_counter(), 0.0
 
     async def one(kind: Kind) -> None:
@@ -191,7 +191,7 @@ def lines(result: Result) -> Iterator[str]:
     yield f"{'':<28}{'requests':>9}{'p50 ms':>9}{'p99 ms':>9}{'p99.9 ms':>9}{'most ms':>9}{'failed':>8}"
     for name, took in (*result.rows(), ("(sent late by)", result.late)):
         quantiles = "".join(f"{quantile_ms(took, q):>9.2f}" for q in (0.5, 0.99, 0.999, 1))
-        yield f"{name:<28}{len(took):>9}{quantiles}{result.failed[name] or '':>8}"
+        yield f"{name:<28}{len(took):>9}{quantiles}{result.failed.get(name) or '':>8}"
     stalls = ", ".join(f"{cause} {count}" for cause, count in result.stalls.items())
     own = sum(count for cause, count in result.stalls.items() if cause != "starved")
     yield f"stalls of 20 ms and more: {stalls}; {'none of its own making' if not own else f'{own} of its own making'}"
