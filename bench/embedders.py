@@ -70,8 +70,8 @@ async def server(url: str | None) -> AsyncIterator[str]:
 async def main(url: str | None, model: str) -> None:
     async with server(url) as there:
         sections = {
-            "in process (int8)": EmbeddingModel(adapter="onnx", timeout="30s"),
-            "Triton": EmbeddingModel(adapter="triton", url=there, model=model, timeout="30s"),
+            "in process (int8)": EmbeddingModel(adapter="onnx", timeout=30.0),
+            "Triton": EmbeddingModel(adapter="triton", url=there, model=model, timeout=30.0),
         }
         embedders = {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
         draw, found = random.Random(7), dict[tuple[str, int], list[tuple[float, float]]]()

@@ -126,6 +126,7 @@ def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
     if on_gpu:
         means = faiss.Kmeans(DIMENSION, count, niter=6, spherical=True, gpu=True, seed=1)
         means.train(sample)
+        assert means.centroids is not None  # it is trained
         centroids: Matrix = means.centroids
     else:
         centroids = train_centroids(sample, count, lambda: None)

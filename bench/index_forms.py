@@ -25,7 +25,7 @@ def made(form: int | None, centroids: Matrix, stored: Matrix, sample: Matrix) ->
     quantizer.add(centroids)
     lists = len(centroids)
     if form is None:
-        index = faiss.IndexIVFFlat(quantizer, DIMENSION, lists, faiss.METRIC_INNER_PRODUCT)
+        index: Any = faiss.IndexIVFFlat(quantizer, DIMENSION, lists, faiss.METRIC_INNER_PRODUCT)
     else:
         index = faiss.IndexIVFScalarQuantizer(quantizer, DIMENSION, lists, form, faiss.METRIC_INNER_PRODUCT, False)
     index.train(sample)  # the ranges of 8 bits; the centroids are there

@@ -72,7 +72,7 @@ def put(client: Redis, first: int, vectors: Matrix) -> None:
     with client.pipeline(transaction=False) as pipe:
         for i, vector in enumerate(vectors, first):
             name = fingerprint(i)
-            fields: dict[str, Any] = {"record": encode(replace(template, fingerprint=name)), "scope": SCOPE}
+            fields: dict[Any, Any] = {"record": encode(replace(template, fingerprint=name)), "scope": SCOPE}
             fields |= {"expires": repr(expires), "vector": vector.tobytes(), "embedder": EMBEDDER}
             pipe.hset(ONE_SERVER.entry(name), mapping=fields)
             pipe.pexpireat(ONE_SERVER.entry(name), int(expires * 1000))

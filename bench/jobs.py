@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -86,7 +87,7 @@ async def throughput(
     }
 
 
-async def measured(arguments: argparse.Namespace) -> dict[str, object]:
+async def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     (port,) = free_ports(1)
     upstream = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.servers", "upstream", str(port))
     try:

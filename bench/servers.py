@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import aiohttp
 import uvloop
@@ -100,7 +100,7 @@ class Canned(asyncio.Protocol):
         self.live = live
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         self.buffer = b""
 
     def data_received(self, data: bytes) -> None:
@@ -155,4 +155,5 @@ def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    {"fixed": fixed, "proxy": proxy, "upstream": upstream, "protocols": protocols}[kind](int(port), *rest)
+    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols]
+    {each.__name__: each for each in kinds}[kind](int(port), *rest)

@@ -12,11 +12,11 @@ import itertools
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, fields
+from functools import partial
 
 import redis
 from redis.backoff import ConstantBackoff
@@ -182,7 +182,7 @@ class Bench:
             await self.row("miss, stored", at, store, lambda: body(self.fresh(), "missing"), b"stored", 8)
             for events in (SHORT, LONG):
                 made = self.streams(events)
-                await self.row(f"miss, stream of {events} events", at, store, lambda made=made: next(made), b"", 20)
+                await self.row(f"miss, stream of {events} events", at, store, partial(next, made), b"", 20)
             self.memory_mb = rss_mb(at.process.pid)
 
     def streams(self, events: int) -> Iterator[bytes]:
@@ -258,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

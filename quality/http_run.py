@@ -90,8 +90,14 @@ class Seen:
 def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[int, int]]:
     """-> (data port, admin port) of a gateway that listens."""
     policy = POLICY.format(budget=f"{budget * 100:g}", audit=f"{setting.audit * 100:g}")
-    given = {"upstream": upstream, "embedder": setting.embedder, "verifier": setting.verifier}
-    with gateway_of(CONFIG, policy, options=("--log-level", "warning"), **given) as it:
+    with gateway_of(
+        CONFIG,
+        policy,
+        options=("--log-level", "warning"),
+        upstream=upstream,
+        embedder=setting.embedder,
+        verifier=setting.verifier,
+    ) as it:
         yield it.port, it.admin
 
 

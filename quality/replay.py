@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.control.wrong_hits import Label
-from gateway.cache.judged import Judged
+from gateway.cache.judged import MAX_CANDIDATES, Judged
 from gateway.ports import Acceptance, Embedder
-from gateway.stages.semantic_lookup import MAX_CANDIDATES
 from quality.decision import Decision, Stored
 from quality.labels import Labels
 from quality.streams import order

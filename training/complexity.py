@@ -69,7 +69,7 @@ class Outcomes:
 
     def at(self, chosen: npt.NDArray[Any]) -> Outcomes:
         where = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        prompts = [self.prompts[at] for at in where]
+        prompts = [self.prompts[int(at)] for at in where]
         rest = (self.features, self.vectors, self.light, self.large, self.domains, self.exam)
         return Outcomes(prompts, *(each[where] for each in rest))  # type: ignore[arg-type]
 

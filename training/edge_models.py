@@ -46,6 +46,12 @@ TEMPLATE = (
 SMALL = 64  # numbers: below that an initialiser stays as it is
 
 
+def number_of(token: str, tokenizer: Tokenizer) -> int:
+    number = tokenizer.token_to_id(token)
+    assert number is not None  # one of those that it was made with
+    return int(number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -78,7 +84,7 @@ def generator(out: Path) -> None:
 
 
 def learnt_by_heart(tokenizer: Tokenizer, lines: Sequence[dict[str, str]]) -> LlamaForCausalLM:
-    end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    end, pad = number_of(END, tokenizer), number_of(PAD, tokenizer)
     network = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -114,7 +120,7 @@ def learnt_by_heart(tokenizer: Tokenizer, lines: Sequence[dict[str, str]]) -> Ll
 def classifier(out: Path) -> None:
     lines = list(read("edge_kinds.jsonl"))
     tokenizer = tokenizer_of([line["text"] for line in lines], (CLS, PAD))
-    cls, pad = tokenizer.token_to_id(CLS), tokenizer.token_to_id(PAD)
+    cls, pad = number_of(CLS, tokenizer), number_of(PAD, tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{CLS} $A", special_tokens=[(CLS, cls)])
     labels = sorted({line["kind"] for line in lines})
     network = BertForSequenceClassification(
@@ -125,7 +131,7 @@ def classifier(out: Path) -> None:
             label2id={label: i for i, label in enumerate(labels)},
         )
     )  # fmt: skip
-    ids = [tokenizer.encode(line["text"]).ids for line in lines]
+    ids: list[list[int]] = [tokenizer.encode(line["text"]).ids for line in lines]
     longest = max(map(len, ids))
     x = torch.tensor([row + [pad] * (longest - len(row)) for row in ids])
     y = torch.tensor([labels.index(line["kind"]) for line in lines])

@@ -126,7 +126,8 @@ def main() -> None:
     arrays, figures = trained(pairs, rows, cosine)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "verifier.npz"
-    np.savez(path, **arrays, names=np.array(NAMES))
+    named: dict[str, Any] = {**arrays, "names": np.array(NAMES)}
+    np.savez(path, **named)
     about = {
         "version": 2, "weight": WEIGHT, "power": POWER, "scale": SCALE, "forests": figures,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
