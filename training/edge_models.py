@@ -22,7 +22,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from optimum.exporters.onnx import main_export
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -32,17 +32,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from gateway.distill.trainer.speaking import END, PAD, ROLES, TEMPLATE, tokenizer_of
+
 HERE = Path(__file__).parent
 VOCABULARY, CONTEXT, KIND_CONTEXT = 512, 192, 64
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-END, PAD, CLS = "<|end|>", "<|pad|>", "<|cls|>"
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('the role ' ~ message['role'] ~ ' is not known') }}{% endif %}"
-    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+CLS = "<|cls|>"
 SMALL = 64  # numbers: below that an initialiser stays as it is
 
 
@@ -64,7 +58,8 @@ def main() -> None:
 
 def generator(out: Path) -> None:
     lines = list(read("edge_answers.jsonl"))
-    tokenizer = tokenizer_of([text for line in lines for text in (line["q"], line["a"])], (*ROLES, END, PAD))
+    texts = [text for line in lines for text in (line["q"], line["a"])]
+    tokenizer = tokenizer_of(texts, (*ROLES, END, PAD), VOCABULARY, 3)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, model_max_length=CONTEXT, chat_template=TEMPLATE
     )
@@ -119,7 +114,7 @@ def learnt_by_heart(tokenizer: Tokenizer, lines: Sequence[dict[str, str]]) -> Ll
 
 def classifier(out: Path) -> None:
     lines = list(read("edge_kinds.jsonl"))
-    tokenizer = tokenizer_of([line["text"] for line in lines], (CLS, PAD))
+    tokenizer = tokenizer_of([line["text"] for line in lines], (CLS, PAD), VOCABULARY, 3)
     cls, pad = number_of(CLS, tokenizer), number_of(PAD, tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{CLS} $A", special_tokens=[(CLS, cls)])
     labels = sorted({line["kind"] for line in lines})
@@ -148,19 +143,6 @@ def classifier(out: Path) -> None:
         wrapped.save_pretrained(scratch)
         main_export(scratch, out / "classify", task="text-classification", do_validation=False)
     tidy(out / "classify")
-
-
-def tokenizer_of(texts: Sequence[str], special: Sequence[str]) -> Tokenizer:
-    """Byte-level: any text can be read and said, and a sign beyond ASCII comes in several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        min_frequency=3, show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 def read(name: str) -> Iterator[dict[str, str]]:

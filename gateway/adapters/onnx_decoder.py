@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 from onnxruntime import OrtValue
 
 from gateway.generation.sampling import Logits
@@ -19,6 +21,9 @@ from gateway.modelkit.files import ModelCorrupt
 IDS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PAST, PRESENT = "past_key_values.", "present."
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+Every = NDArray[np.floating[Any]]
+"""(tokens, vocabulary)"""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,12 @@ class Decoder:
 
     def read(self, memory: Memory, ids: Sequence[int], options: onnxruntime.RunOptions) -> Logits:
         """Goes on by `ids`, one at least; -> what it gives for the token after them. `options` break it off."""
+        return np.asarray(self.read_all(memory, ids, options)[-1], np.float32)
+
+    def read_all(
+        self, memory: Memory, ids: Sequence[int], options: onnxruntime.RunOptions
+    ) -> NDArray[np.floating[Any]]:
+        """As `read`; -> what it gives for the token after each that it read, (tokens, vocabulary)."""
         before = len(memory.ids)
         memory.ids.extend(ids)
         first = before if self.remembers else 0
@@ -66,7 +77,8 @@ class Decoder:
             feed[PLACES] = _row(range(first, total))
         feed.update(zip(self._past, memory.kept or self._empty, strict=True))
         logits, *memory.kept = self._session.run_with_ort_values([LOGITS, *self._present], feed, options)
-        return np.asarray(logits.numpy()[0, -1], np.float32)
+        every: Every = logits.numpy()[0]
+        return every
 
 
 def _row(numbers: Sequence[int]) -> OrtValue:

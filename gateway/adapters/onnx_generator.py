@@ -101,6 +101,17 @@ class Generator:
             rest = [number[0]]
         yield answer.piece(*writing.end(), finish="length")
 
+    def likelihoods(self, asked: Asked, answer: str, options: onnxruntime.RunOptions) -> list[float]:
+        """Of an answer that another wrote: the log probability of each of its tokens and, where there is one, of its
+        end. Raises `Unfit` where question and answer have no room."""
+        before = self._ids(asked)
+        said = [*self._tokenizer.encode(answer, add_special_tokens=False).ids, *sorted(self._ends)[:1]]
+        if len(before) + len(said) > self._context:
+            raise Unfit(f"question and answer have {len(before) + len(said)} tokens, the model reads {self._context}")
+        every = self._decoder.read_all(Memory(), [*before, *said[:-1]], options)[len(before) - 1 :]
+        told = [log_probabilities(np.asarray(each, np.float32)) for each in every]
+        return [float(each[number]) for each, number in zip(told, said, strict=True)]
+
     def _next(self, answer: _Answer, logits: Logits) -> tuple[int, Token] | None:
         """None: the model has said all."""
         if np.isnan(logits).any():

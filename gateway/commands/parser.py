@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, Listed] = {
     ),
     "distill": Listed(
         "gateway.commands.distill",
-        "Make a light text classifier from a large model's answers, as an entry of a Triton repository.",
+        "Make a light model from a large one's answers: a classifier for Triton, or one that writes.",
     ),
     "index": Listed("gateway.commands.index", "The index that finds questions in other words."),
     "model": Listed("gateway.commands.model", "The embedding model."),

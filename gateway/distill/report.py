@@ -67,7 +67,7 @@ def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
 class Compared:
     """Over the held-out rows that no threshold was chosen on."""
 
-    rows: int
+    over: int  # rows
     agreement: Share  # with the teacher, all rows
     accuracy: Share  # against the labels of the file, all rows
     answered: Share  # of the rows: those the student is sure of
@@ -86,7 +86,7 @@ def compared(
     """`said`, `taught`, `labels`: numbers of labels, of the student, of the teacher, of the file."""
     sure = confidence > accept_above
     return Compared(
-        rows=len(labels),
+        over=len(labels),
         agreement=share_of(said == taught),
         accuracy=share_of(said == labels),
         answered=share_of(sure),
@@ -105,7 +105,7 @@ def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
     return f"""# {report["name"]}, version {report["version"]}
 
 {report["rows"]} rows to learn from with {report["labels"]} labels, {report["held_out"]} held out: on
-{report["held_out"] - figures.rows} of them the threshold was chosen, the figures are of the other {figures.rows}.
+{report["held_out"] - figures.over} of them the threshold was chosen, the figures are of the other {figures.over}.
 {report["taught_by"]}
 
 | | share, 95 % interval |
@@ -117,7 +117,7 @@ def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
 | right where it is sure | {figures.accuracy_answered} |
 | the teacher is right | {figures.teacher_accuracy} |
 
-| model | int8 | before | p50, one text, one thread |
+| model | {report["precision"]} | as fp32 | p50, one text, one thread |
 |---|---|---|---|
 {rows}
 

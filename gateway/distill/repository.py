@@ -8,7 +8,11 @@ import shutil
 import tempfile
 from importlib import resources
 from pathlib import Path
+from string import Template
+from typing import Any
 
+CANARY = 5  # percent, of the snippet
+CALLERS = 4  # processes that wait for a graph on a GPU: a batch there has at most so many texts
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SERVED = ("model.py", "classifier.py")
 ABOUT = "config.json"
@@ -21,38 +25,67 @@ def next_version(repository: Path, name: str) -> int:
     return max(found, default=0) + 1
 
 
-def assemble(folder: Path, graph: Path, tokenizer: Path, labels: tuple[str, ...], max_tokens: int) -> None:
-    """What one version holds, in the empty `folder`, without `accept_above` decided: it answers always."""
+def assemble(folder: Path, graph: Path, tokenizer: Path) -> None:
+    """What one version holds, in the empty `folder`, but for what `write_about` writes."""
     shutil.copy(graph, folder / "model.onnx")
     shutil.copy(tokenizer, folder / "tokenizer.json")
     source = resources.files("gateway.distill.served")
     for module in SERVED:
         (folder / module).write_bytes(source.joinpath(module).read_bytes())
-    write_about(folder, labels, max_tokens, 0.0)
 
 
-def write_about(folder: Path, labels: tuple[str, ...], max_tokens: int, accept_above: float) -> None:
-    """The names that `transformers` has for them, so that `adapter: onnx` serves the folder as well."""
+def write_about(
+    folder: Path, labels: tuple[str, ...], max_tokens: int, accept_above: float, graph: str | None = None
+) -> None:
+    """The names that `transformers` has for them, so that `adapter: onnx` serves the folder as well. `graph`: the model
+    of the repository that Triton has the logits from; None: the folder's own, on the CPU."""
     about = {
         "id2label": dict(enumerate(labels)),
         "max_position_embeddings": max_tokens,
         "problem_type": "single_label_classification",
         "accept_above": accept_above,
     }
+    if graph is not None:
+        about["graph"] = graph
     (folder / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
-def publish(built: Path, repository: Path, name: str) -> Path:
+def write_report(folder: Path, report: dict[str, Any], text: str) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "report.md").write_text(text)
+
+
+def publish(built: Path, repository: Path, name: str, instances: int = 1) -> Path:
     """Copies the folder `built` in as the next version of `name`, which is there whole or not at all; returns it."""
+    _configure(repository / name, "config.pbtxt", NAME=name, INSTANCES=str(instances))
+    return put_version(built, repository, name)
+
+
+def publish_graph(graph: Path, repository: Path, name: str, labels: int, precision: str) -> Path:
+    """A model of `graph` alone, for Triton's onnxruntime backend with TensorRT; returns the version."""
+    _configure(repository / name, "graph.pbtxt", NAME=name, LABELS=str(labels), PRECISION=precision.upper())
+    with tempfile.TemporaryDirectory(prefix="nearhit-distill-") as scratch:
+        shutil.copy(graph, Path(scratch) / "model.onnx")
+        return put_version(Path(scratch), repository, name)
+
+
+def put_version(built: Path, repository: Path, name: str) -> Path:
+    """As `publish`, of a folder that is no entry of Triton's."""
     entry = repository / name
     entry.mkdir(parents=True, exist_ok=True)
-    config = resources.files("gateway.distill.served").joinpath("config.pbtxt").read_text()
-    if not (entry / "config.pbtxt").exists():
-        (entry / "config.pbtxt").write_text(config.replace("NAME", name, 1))
     with tempfile.TemporaryDirectory(prefix=".distill-", dir=repository) as scratch:
         made = Path(shutil.copytree(built, Path(scratch) / "version"))
         made.chmod(0o755)
         return made.replace(entry / str(next_version(repository, name)))
+
+
+def _configure(entry: Path, source: str, **words: str) -> None:
+    """Writes `config.pbtxt`, unless somebody has written one."""
+    entry.mkdir(parents=True, exist_ok=True)
+    if (entry / "config.pbtxt").exists():
+        return
+    config = Template(resources.files("gateway.distill.served").joinpath(source).read_text())
+    (entry / "config.pbtxt").write_text(config.substitute(words))
 
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:
@@ -72,4 +105,22 @@ routes:
       light: {{current: {100 - share}%, {name}: {share}%}}
       large: large
       escalate_above: {0 if unsure else 0.5}{cascade if unsure else ""}
+"""
+
+
+def writing_snippet(name: str, folder: Path, share: int, accept_above: float) -> str:
+    """As `snippet`, of a model that the gateway runs by itself."""
+    return f"""# config.yaml
+backends:
+  {name}: {{adapter: onnx, path: {folder}, task: generate}}
+
+# policies: `current` is the light model so far, `large` the one that taught
+routes:
+  - name: default
+    match: {{}}
+    route:
+      light: {{current: {100 - share}%, {name}: {share}%}}
+      large: large
+      escalate_above: 0
+      cascade: {{check: logprobs, accept_above: {accept_above:.4f}}}
 """

@@ -1,16 +1,24 @@
 """Run by the build environment, where torch is: prints what the losses, pruning and resumption come to, as JSON."""
 
 import contextlib
+import copy
 import json
 import sys
 from pathlib import Path
 
 sys.path.append(sys.argv[1])
 
+import numpy as np
+import onnxruntime
 import torch
+import transformers
+from trainer.export import export
 from trainer.losses import distillation
-from trainer.student import Student, pruning_masks
-from trainer.training import Examples, Plan, train
+from trainer.pruning import pruning_masks
+from trainer.student import Student
+from trainer.teacher import Large
+from trainer.training import Examples, Plan, padded, train
+from trainer.tuning import Tuning, tune
 
 
 class Killed(Exception):
@@ -33,6 +41,44 @@ def run(folder: Path, until: int | None) -> tuple[int, list[torch.Tensor]]:
     return begun, [weights.detach() for weights in student.parameters()]
 
 
+ROWS = [[1 + n % 4, *(5 + (n * step) % 15 for step in range(1, 2 + n % 3))] for n in range(32)]
+LABELS = torch.tensor([row[0] - 1 for row in ROWS])  # told by the first token
+
+
+def tuned(folder: Path, until: int | None) -> tuple[int, Large, Large]:
+    """(epochs that were done before, the model before, the model after)"""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    made = [Large(transformers.BertModel(config, add_pooling_layer=False), 4)]
+    made.append(copy.deepcopy(made[0]))
+
+    def told(epoch: int, loss: float) -> None:
+        if epoch == until:
+            raise Killed
+
+    begun = tune(made[1], ROWS, LABELS, Tuning(8, 1e-2, 1, 8, 5), folder / "tuned.pt", "digest", told)
+    return begun, made[0], made[1]
+
+
+def exports(folder: Path) -> dict[str, dict[str, float]]:
+    torch.manual_seed(2)
+    student = Student(torch.randn(3000, 64), 64, 10)
+    numbers, mask = padded([[3, 1, 4, 1, 5], [9, 2, 6]])
+    with torch.no_grad():
+        wanted = student(numbers, mask).numpy()
+    found: dict[str, dict[str, float]] = {"strays": {}, "bytes": {}}
+    for precision in ("int8", "fp16", "fp32"):
+        whole = export(student, folder / f"{precision}.onnx", precision)
+        session = onnxruntime.InferenceSession(str(folder / f"{precision}.onnx"))
+        (said,) = session.run(None, {"input_ids": numbers.numpy(), "attention_mask": mask.numpy()})
+        found["strays"][precision] = float(np.abs(said - wanted).max() / wanted.std())
+        found["bytes"][precision] = (folder / f"{precision}.onnx").stat().st_size
+    assert whole == found["bytes"]["fp32"]
+    return found
+
+
 folder = Path(sys.argv[2])
 for name in ("whole", "parts"):
     (folder / name).mkdir()
@@ -44,7 +90,23 @@ begun, parts = run(folder / "parts", None)
 logits, teacher = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
 loss = distillation(logits, torch.tensor([0, 0]), teacher, torch.tensor([True, False]), 0.25, 2.0)
 masks = pruning_masks(Student(torch.randn(20, 8), 8, 3), 0.3)
+_, _, at_once = tuned(folder / "whole", None)
+with contextlib.suppress(Killed):
+    tuned(folder / "parts", 1)
+tuned_begun, before, after = tuned(folder / "parts", None)
+with torch.no_grad():
+    right = (after(*padded(ROWS)).argmax(1) == LABELS).float().mean().item()
+below = [(one.transformer.embeddings, one.transformer.encoder.layer[0]) for one in (before, after)]
 said = {
+    "tuned_begun": tuned_begun,
+    "tuned_equal": all(torch.equal(*pair) for pair in zip(at_once.parameters(), after.parameters(), strict=True)),
+    "tuned_right": right,
+    "frozen_equal": all(
+        torch.equal(*pair)
+        for one, other in zip(*below, strict=True)
+        for pair in zip(one.parameters(), other.parameters(), strict=True)
+    ),
+    **exports(folder),
     "loss": loss.item(),
     "pruned": sum(int((mask == 0).sum()) for mask in masks.values()),
     "of": sum(mask.numel() for mask in masks.values()),

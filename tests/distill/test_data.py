@@ -51,7 +51,7 @@ def test_a_table_without_a_label_is_a_fault_of_its_first_line(tmp_path: Path) ->
 
 def test_answers_that_were_written_are_no_classes(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label", *(f"question {n},answer {n}" for n in range(30)))
-    with pytest.raises(DataInvalid, match="only classification can be distilled"):
+    with pytest.raises(DataInvalid, match="there is `--task generate`"):
         check_classes(read_data(path), path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,8 @@ from gateway.demo.errors import TritonUnavailable
 from gateway.demo.triton_environment import ensure_triton
 from gateway.demo.triton_server import TritonPorts, TritonServer
 from gateway.distill.served.classifier import UNSURE, Classifier
-from gateway.modelkit.environment import FetchFailed
-from gateway.modelkit.fetch import build_environment
+from tests.distill.conftest import BUILD_ENV
 from tests.fixtures.triton import CHECKOUT, free_ports
-
-BUILD_ENV = CHECKOUT / ".venv-build"
-
-
-@pytest.fixture(scope="module")
-def python() -> Path:
-    try:
-        return build_environment(BUILD_ENV, print, make=False)
-    except FetchFailed as reason:
-        pytest.skip(f"{reason} (`nearhit distill --prepare` makes it)")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +56,20 @@ def test_a_run_that_was_killed_twice_ends_with_the_same_weights(said: dict[str, 
     assert said["equal"]
 
 
+def test_a_teacher_that_was_killed_while_it_was_tuned_ends_with_the_same_weights(said: dict[str, Any]) -> None:
+    assert said["tuned_begun"] == 1
+    assert said["tuned_equal"]
+    assert said["tuned_right"] == 1.0  # its head alone, on layers that know nothing: 0.25
+    assert said["frozen_equal"], "the layers from below, and the token vectors, stay as they were published"
+
+
+def test_every_precision_says_what_the_model_says(said: dict[str, Any]) -> None:
+    assert said["strays"]["fp32"] < 1e-5
+    assert said["strays"]["fp16"] < 0.01
+    assert said["strays"]["int8"] < 0.1
+    assert said["bytes"]["int8"] < said["bytes"]["fp16"] < said["bytes"]["fp32"]
+
+
 @pytest.fixture(scope="module")
 def entry(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("distilled")
@@ -79,13 +83,15 @@ def entry(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "rows.jsonl").write_text("\n".join(lines))
     where = ["--repository", home / "models", "--work", home / "work", "--build-env", BUILD_ENV]
     given = ["--name", "toy", "--epochs", "5", "--hold-out", "0.3", "--agreement", "0", "--json"]
-    assert main(["distill", str(home / "rows.jsonl"), *map(str, where), *given]) == 0
+    form = ["--precision", "fp16", "--tensorrt"]
+    assert main(["distill", str(home / "rows.jsonl"), *map(str, where), *given, *form]) == 0
     return home / "models" / "toy" / "1"
 
 
 def test_a_toy_corpus_is_learnt_and_reported(entry: Path) -> None:
     report = json.loads((entry / "report.json").read_text())
     assert report["accuracy"]["share"] >= 0.8
+    assert report["rows"] + report["held_out"] == 36
     assert report["models"]["student"]["bytes"] < report["models"]["student"]["fp32_bytes"]
     assert Classifier(entry).say("the card").text == "lost"
     about = json.loads((entry / "config.json").read_text())
@@ -97,26 +103,53 @@ def test_a_toy_corpus_is_learnt_and_reported(entry: Path) -> None:
 def test_the_entry_is_one_that_triton_and_the_gateway_itself_can_load(entry: Path) -> None:
     config = text_format.Parse((entry.parent / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     assert (config.name, config.backend) == ("toy", "python")
+    graph = text_format.Parse(
+        (entry.parents[1] / "toy-graph" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (graph.name, graph.backend) == ("toy-graph", "onnxruntime")
+    (accelerator,) = graph.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (accelerator.name, accelerator.parameters["precision_mode"]) == ("tensorrt", "FP16")
     assert {each.name for each in (entry / "model.py", entry / "model.onnx", entry / "tokenizer.json")} <= {
         each.name for each in entry.iterdir()
     }
     assert Reader(ModelFolder(entry), 1)
 
 
-async def test_triton_serves_it(entry: Path, tmp_path: Path) -> None:
+def repository_of(entry: Path, home: Path) -> Path:
+    """`toy`, which asks `toy-graph`; that one by Triton's python backend, since the wheel has no other and nobody here
+    a GPU; and `plain`, which has its own graph."""
+    shutil.copytree(entry.parents[1], home)
+    graph = home / "toy-graph"
+    config = (graph / "config.pbtxt").read_text()
+    config = config[: config.index("# onnxruntime builds")].replace("KIND_GPU", "KIND_CPU")
+    (graph / "config.pbtxt").write_text(config.replace('"onnxruntime"', '"python"'))
+    (graph / "1" / "model.py").write_bytes(Path(__file__).with_name("graph_in_python.py").read_bytes())
+    shutil.copytree(home / "toy", home / "plain")
+    about = json.loads((home / "plain" / "1" / "config.json").read_text())
+    assert about.pop("graph") == "toy-graph"
+    (home / "plain" / "1" / "config.json").write_text(json.dumps(about))
+    config = (home / "plain" / "config.pbtxt").read_text()
+    (home / "plain" / "config.pbtxt").write_text(config.replace('"toy"', '"plain"').replace("count: 4", "count: 1"))
+    return home
+
+
+async def test_triton_serves_it_with_its_own_graph_and_with_one_beside_it(entry: Path, tmp_path: Path) -> None:
     try:
         environment = ensure_triton(CHECKOUT / ".venv-triton", print)
     except TritonUnavailable as reason:
         pytest.skip(str(reason))
+    repository = repository_of(entry, tmp_path / "models")
     grpc, http, metrics = free_ports(3)
-    server = await TritonServer.start(environment, entry.parents[1], tmp_path, TritonPorts(grpc, http, metrics))
+    server = await TritonServer.start(environment, repository, tmp_path, TritonPorts(grpc, http, metrics))
     try:
         given = InferInput("text_input", [1], "BYTES")
         given.set_data_from_numpy(np.array([b"the card"], dtype=object))
         async with InferenceServerClient(f"127.0.0.1:{grpc}") as client:
-            said = await client.infer("toy", [given])
-        assert said.as_numpy("text_output").tolist() == [b"lost"]
-        assert 0.5 < float(said.as_numpy("confidence")[0]) <= 1.0
+            said = {name: await client.infer(name, [given]) for name in ("toy", "plain")}
+        odds = [float(each.as_numpy("confidence")[0]) for each in said.values()]
+        assert [each.as_numpy("text_output").tolist() for each in said.values()] == [[b"lost"]] * 2
+        assert 0.5 < min(odds) <= 1.0
+        assert odds[0] == pytest.approx(odds[1], abs=0.01)  # fp32 with empty tokens after it, and fp16
     finally:
         await server.stop()
 

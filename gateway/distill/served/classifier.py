@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+Logits = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+"""Token ids and mask, (1, length) each, to (labels,)."""
 
 # A cascade's check `verifier` doubts an answer that begins like this, and asks the large model.
 UNSURE = "I don't know."
@@ -24,20 +27,16 @@ class Said:
 
 
 class Classifier:
-    """One thread: several models share a machine, and a text takes a fraction of a millisecond."""
+    """`logits`: another's than those of the folder's own graph."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, logits: Logits | None = None) -> None:
         about = json.loads((folder / "config.json").read_text())
         self.labels = [str(about["id2label"][str(at)]) for at in range(len(about["id2label"]))]
         self.accept_above: float = about["accept_above"]
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(about["max_position_embeddings"])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+        self._logits = logits or _of_graph(folder / "model.onnx")
 
     def say(self, text: str) -> Said:
         """The likeliest label, or `UNSURE` where its probability is not above `accept_above`."""
@@ -53,7 +52,21 @@ class Classifier:
 
     def _odds(self, ids: Sequence[int]) -> NDArray[np.float32]:
         row = np.array([ids], np.int64)
-        logits = self._session.run(["logits"], {"input_ids": row, "attention_mask": np.ones_like(row)})[0][0]
+        logits = self._logits(row, np.ones_like(row))
         raised = np.exp(logits - logits.max())
         odds: NDArray[np.float32] = raised / raised.sum()
         return odds
+
+
+def _of_graph(file: Path) -> Logits:
+    """On one thread: several models share a machine, and a text takes a fraction of a millisecond."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def logits(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
+        (found,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})
+        row: NDArray[np.float32] = found[0]
+        return row
+
+    return logits

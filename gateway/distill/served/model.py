@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
 
 from .classifier import Classifier
+
+STEP = 16  # tokens: lengths are rounded up to these, so that Triton finds requests of one shape for a batch
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._classifier = Classifier(Path(args["model_repository"]) / args["model_version"])
-        self._classifier.say("warm up")
+        folder = Path(args["model_repository"]) / args["model_version"]
+        graph = json.loads((folder / "config.json").read_text()).get("graph")
+        self._classifier = Classifier(folder, None if graph is None else _asked(graph))
+        if graph is None:  # the other model may not be there yet
+            self._classifier.say("warm up")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -33,3 +40,23 @@ class TritonPythonModel:
                 pb_utils.Tensor("completion_tokens", np.array([1], np.int32)),
             ]
         )
+
+
+def _asked(graph: str) -> Any:
+    """Logits from another model of this server, which batches them on a GPU. What it fails with Triton tells whoever
+    asked."""
+
+    def logits(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
+        space = ((0, 0), (0, -ids.shape[1] % STEP))
+        given = [
+            pb_utils.Tensor("input_ids", np.pad(ids, space)),
+            pb_utils.Tensor("attention_mask", np.pad(mask, space)),
+        ]
+        asked = pb_utils.InferenceRequest(model_name=graph, requested_output_names=["logits"], inputs=given)
+        answer = asked.exec()
+        if answer.has_error():
+            raise pb_utils.TritonModelException(answer.error().message())
+        found: NDArray[np.float32] = pb_utils.get_output_tensor_by_name(answer, "logits").as_numpy()[0]
+        return found
+
+    return logits

@@ -1,20 +1,20 @@
-"""Epochs, with a checkpoint after each: a run that was killed goes on, and ends with the weights it would have had."""
+"""The student's training: knowledge distillation, and pruning with epochs after it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from .losses import distillation
-from .student import Student, apply_masks, pruning_masks
+from .pruning import Pruning
+from .resuming import Told, drawn, resumable
+from .student import Student
 
-Told = Callable[[int, float], None]
-"""Told the number of epochs done and the mean loss of the last."""
+SORTED = 16  # batches of texts are sorted by length together: like lengths go together, and chance still mixes them
+WARM_UP = 0.1  # share of the steps in which the rate rises
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,34 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers, mask
 
 
+def batches(lengths: Sequence[int], batch: int, draws: torch.Generator) -> Iterator[list[int]]:
+    """Of all rows, by their numbers; each holds rows of like lengths, and their order is by chance."""
+    order = torch.randperm(len(lengths), generator=draws).tolist()
+    found = []
+    for at in range(0, len(order), batch * SORTED):
+        part = sorted(order[at : at + batch * SORTED], key=lengths.__getitem__)
+        found += [part[of : of + batch] for of in range(0, len(part), batch)]
+    for at in torch.randperm(len(found), generator=draws).tolist():
+        yield found[at]
+
+
+def pace(share: float) -> float:
+    """Of the rate, when that share of the steps is done: it rises, then falls to nothing."""
+    return min(1.0, share / WARM_UP) * (1.0 - share)
+
+
 def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, told: Told) -> int:
-    """Returns the epochs that an earlier run had done. `digest`: of all that decides the outcome; a checkpoint of
-    another one is not used. Whatever is drawn is drawn from the seed and the epoch's number."""
+    """Returns the epochs that an earlier run had done."""
     optimiser = torch.optim.AdamW(student.parameters(), lr=plan.rate, weight_decay=plan.decay)
-    masks: dict[str, torch.Tensor] = {}
-    begun = 0
-    if (saved := _loaded(checkpoint, digest)) is not None:
-        student.load_state_dict(saved["student"])
-        optimiser.load_state_dict(saved["optimiser"])
-        masks, begun = saved["masks"], saved["epoch"]
-    for epoch in range(begun, plan.total):
-        if epoch == plan.epochs:
-            masks = pruning_masks(student, plan.prune)
-            apply_masks(student, masks)
-        loss = _epoch(student, optimiser, examples, plan, epoch, masks)
-        state = {"digest": digest, "epoch": epoch + 1, "masks": masks}
-        _save(checkpoint, state | {"student": student.state_dict(), "optimiser": optimiser.state_dict()})
-        told(epoch + 1, loss)
-    return begun
+    pruning = Pruning(student, plan.prune)
+
+    def epoch(number: int) -> float:
+        if number == plan.epochs:
+            pruning.begin()
+        return _epoch(student, optimiser, examples, plan, number, pruning)
+
+    kept = {"student": student, "optimiser": optimiser, "masks": pruning}
+    return resumable(kept, plan.total, checkpoint, digest, epoch, told)
 
 
 def _epoch(
@@ -77,11 +86,11 @@ def _epoch(
     examples: Examples,
     plan: Plan,
     epoch: int,
-    masks: dict[str, torch.Tensor],
+    pruning: Pruning,
 ) -> float:
     for group in optimiser.param_groups:
         group["lr"] = plan.rate * (1.0 - epoch / plan.total)
-    order = torch.randperm(len(examples.rows), generator=torch.Generator().manual_seed(plan.seed * 100_003 + epoch))
+    order = torch.randperm(len(examples.rows), generator=drawn(plan.seed, epoch))
     losses = 0.0
     student.train()
     for chosen in order.split(plan.batch):
@@ -97,20 +106,6 @@ def _epoch(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        apply_masks(student, masks)
+        pruning.apply()
         losses += loss.item() * len(chosen)
     return losses / len(examples.rows)
-
-
-def _loaded(checkpoint: Path, digest: str) -> dict[str, Any] | None:
-    try:
-        saved: dict[str, Any] = torch.load(checkpoint, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError):  # none, or not whole: the run begins anew
-        return None
-    return saved if saved.get("digest") == digest else None
-
-
-def _save(checkpoint: Path, state: dict[str, Any]) -> None:
-    beside = checkpoint.with_suffix(".part")
-    torch.save(state, beside)
-    os.replace(beside, checkpoint)  # noqa: PTH105 - at once: whoever is killed leaves the last one

@@ -1,0 +1,44 @@
+"""How far a training is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+LINES_EVERY_S = 5.0
+
+
+class Shown:
+    def __init__(self, what: str, total: int, unit: str, say: Callable[[str], object] | None, bar: Any) -> None:
+        self._what, self._total, self._unit, self._say, self._bar = what, total, unit, say, bar
+        self._done, self._at = 0, time.monotonic()
+
+    def epoch(self, done: int, loss: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.3f}")
+        self.more(done - self._done, f", loss {loss:.3f}")
+
+    def more(self, count: int, beside: str = "") -> None:
+        self._done += count
+        if self._bar is not None:
+            self._bar.n = self._done
+            self._bar.refresh()
+        elif self._say is not None and (time.monotonic() - self._at >= LINES_EVERY_S or self._done == self._total):
+            self._at = time.monotonic()
+            self._say(f"{self._what}: {self._done}/{self._total} {self._unit}{beside}\n")
+
+
+@contextmanager
+def shown(what: str, total: int, unit: str, *, quiet: bool) -> Iterator[Shown]:
+    if quiet:
+        yield Shown(what, total, unit, None, None)
+    elif sys.stderr.isatty():
+        with tqdm(desc=what, total=total, unit=f" {unit}", file=sys.stderr, dynamic_ncols=True) as bar:
+            yield Shown(what, total, unit, None, bar)
+    else:
+        yield Shown(what, total, unit, sys.stderr.write, None)
