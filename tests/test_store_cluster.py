@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from gateway.commands.doctor.look_store import store as look_at
 from tests.admin.test_purge import purged
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered
-from tests.fixtures.store_cluster import ClusterFleet
-from tests.fixtures.store_fleets import ENVIRON
+from tests.fixtures.store_cluster import ClusterFleet, store_cluster
+from tests.fixtures.store_fleets import ENVIRON, Certificates, eventually
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -112,3 +113,46 @@ async def test_many_entries_are_deleted_at_once(
             await store.execute(lambda client, name=name: client.hset(store.names.entry(name), "record", b"x"), 5.0)
         assert await store.delete(names) == many
         assert (await served.chat("kept")).cache_status.startswith("nearhit; hit")
+
+
+async def test_nodes_that_speak_tls_alone_and_ask_for_a_certificate(upstream: Upstream, tmp_path: Path) -> None:
+    with store_cluster(tmp_path, certificates=Certificates(tmp_path)) as cluster:
+        async with gateway_of(config_for(cluster, upstream, tmp_path / "1"), ALIKE, ENVIRON) as one:
+            await recovered(one)
+            for number in range(20):
+                await one.chat(hexed(str(number)))
+            await one.chat(ASKED)
+            assert all(node.client.dbsize() for node in cluster.nodes), "replicas follow by TLS, too"
+            assert (await one.chat(SAME)).cache_status == "nearhit; hit; detail=semantic"
+            assert await purged(one, all=True) > 10
+            # The client remembers where slots lie: another node takes this one's place, and it has to find that out.
+            primary = cluster.primary_of(CLUSTERED.key("bans"))
+            (replica,) = cluster.replicas_of(primary)
+            primary.kill()
+            await asyncio.to_thread(eventually, lambda: replica.role() == "master")
+            assert (await one.chat("after that")).status == 200
+
+
+async def test_slots_that_move_to_another_node_while_requests_come(upstream: Upstream, tmp_path: Path) -> None:
+    """What lies in them is found all the while, but for what is on its way in that moment, which is a miss."""
+    with store_cluster(tmp_path, replicas=False) as cluster:
+        async with gateway_of(config_for(cluster, upstream, tmp_path / "1"), ALIKE, ENVIRON) as one:
+            await recovered(one)
+            questions = [hexed(str(number)) for number in range(30)]
+            for question in questions:
+                await one.chat(question)
+            stored = (await one.gateway.stores.redis.stats()).entries  # some are alike
+            fingerprints = list(await one.gateway.parts.space.index.fingerprints())
+            moved = [CLUSTERED.entry(fingerprint) for fingerprint in fingerprints[:10]]
+            moved += [CLUSTERED.key(name) for name in ("bans", "changes", "quota", "spoken")]
+            moving = asyncio.create_task(asyncio.to_thread(lambda: [cluster.move_slot(key) for key in moved]))
+            asked = 0
+            while not moving.done():
+                assert (await one.chat(questions[asked % len(questions)])).status == 200
+                asked += 1
+            await moving
+            for question in questions:
+                assert (await one.chat(question)).cache_status.startswith("nearhit; hit")
+            assert asked > 0
+            assert await purged(one, all=True) >= stored > 20
+            assert not (await one.chat(questions[0])).cache_status.startswith("nearhit; hit")
