@@ -17,12 +17,12 @@ import site
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import gateway
-from bench.asked import CONFIG, POLICY, body, unheard
+from bench.asked import CONFIG, POLICY, body, other_case, unheard
 from bench.counted import OPTION
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import request_bytes, run
@@ -36,23 +36,29 @@ OURS = str(Path(gateway.__file__).parent)
 
 @dataclass(frozen=True)
 class Way:
-    """A path through the gateway. `expect`: what the head of each answer contains."""
+    """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request."""
 
     expect: str
     model: str = "bench"
     path: str = CHAT
-    fresh: bool = False  # each request another question
+    question: Callable[[random.Random], str] = lambda _: QUESTION
+    new_bytes: bool = False  # each request in bytes that were never seen
 
     def requests(self, draw: random.Random) -> list[bytes]:
-        questions = [unheard(draw) if self.fresh else QUESTION for _ in range(REQUESTS)]
-        return [request_bytes(body(question, self.model), self.path) for question in questions]
+        return [request_bytes(self._body(draw), self.path) for _ in range(REQUESTS)]
+
+    def _body(self, draw: random.Random) -> bytes:
+        fields = {"metadata": {"n": draw.getrandbits(60)}} if self.new_bytes else {}
+        return body(self.question(draw), self.model, **fields)
 
 
 WAYS: Mapping[str, Way] = {
     "exact hit": Way("detail=exact"),
     "pass-through miss": Way("detail=policy", model="uncached"),
     "unknown path": Way("detail=pass-through", path="/v1/unknown"),
-    "chat miss, stored in both caches": Way("stored", fresh=True),
+    "exact hit on the stages' path": Way("detail=exact", new_bytes=True),
+    "semantic hit (hash)": Way("detail=semantic", question=other_case),
+    "chat miss, stored in both caches": Way("stored", question=unheard),
 }
 
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.composition.parts import build_embedder
 from gateway.config.schema import EmbeddingModel
+from gateway.ports import Embedder
 from tests.fixtures.embedding_triton import embedding_triton
 
 WORDS = [
@@ -41,7 +41,7 @@ CALLERS = (1, 32)
 ROUNDS, TEXTS = 5, 320  # of each way; texts are some 19 tokens, and none comes twice
 
 
-async def measure(embedder: BatchingEmbedder, callers: int, draw: random.Random) -> tuple[float, float]:
+async def measure(embedder: Embedder, callers: int, draw: random.Random) -> tuple[float, float]:
     """-> (p50 in ms, texts a second)."""
     took: list[float] = []
 

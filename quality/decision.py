@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
 
-from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import Observation, RouteControl
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.freshness import Freshness
@@ -49,7 +48,7 @@ class Decision(SemanticLookup):
 
     def __init__(self, verifier: Verifier, embedder: Embedder, control: RouteControl, max_wrong_hits: float) -> None:
         self._verifier, self._embedder = verifier, embedder
-        self._controls = cast(Controls, SimpleNamespace(of=lambda _: control))
+        self._control = control
         self._telemetry = Telemetry()
         self._rule = Semantic(math.inf, Acceptance(max_wrong_hits=max_wrong_hits))
         self._memory = Memory(ServedHits(), Counterexamples())
@@ -64,7 +63,7 @@ class Decision(SemanticLookup):
             (cast(Entry, stored), Neighbour(stored.fingerprint, similarity), cast(Freshness, None))
             for stored, similarity in near
         ]
-        judgements, best = await self._judged(self._request, call, Embedding(vector, 0, False), found)
+        judgements, best = await self._judged(self._request, call, Embedding(vector, 0, False), found, self._control)
         return judgements[best]
 
 

@@ -13,7 +13,9 @@ MOST = {
     "exact hit": (48, 91),
     "pass-through miss": (185, 391),
     "unknown path": (153, 358),
-    "chat miss, stored in both caches": (407, 1262),
+    "exact hit on the stages' path": (128, 179),
+    "semantic hit (hash)": (256, 473),
+    "chat miss, stored in both caches": (415, 1175),
 }
 
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.immediate_embedder import ImmediateEmbedder
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.adapters.redis_names import ONE_SERVER
 from gateway.adapters.redis_store import RedisStore
@@ -24,6 +25,7 @@ from gateway.composition import parts, space_parts
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
+from gateway.ports import Embedder
 from gateway.spaces import Newcomers
 from gateway.upkeep import succession
 from gateway.upkeep.recovery import Recovery
@@ -363,14 +365,15 @@ async def test_vectors_of_two_models_are_never_compared(
     monkeypatch.setattr(parts, "OnnxEncoder", lambda *_, **__: Reversed())
     made: dict[bytes, str] = {}
     met: dict[Any, set[str]] = defaultdict(set)
-    embed, add, search, near, shift = (
-        BatchingEmbedder.embed, FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift,
-    )  # fmt: skip
+    add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift
 
-    async def embedded(self: BatchingEmbedder, text: str) -> Embedding:
-        found = await embed(self, text)
-        made[found.vector.tobytes()] = self.fingerprint
-        return found
+    def noting(embed: Callable[[Any, str], Awaitable[Embedding]]) -> Callable[[Any, str], Awaitable[Embedding]]:
+        async def embedded(self: Embedder, text: str) -> Embedding:
+            found = await embed(self, text)
+            made[found.vector.tobytes()] = self.fingerprint
+            return found
+
+        return embedded
 
     async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
         met[self].add(made[vector.tobytes()])
@@ -389,8 +392,10 @@ async def test_vectors_of_two_models_are_never_compared(
         return shift(self, vector)
 
     for owner, name, replacement in (
-        (BatchingEmbedder, "embed", embedded), (FaissIndex, "add", added), (FaissIndex, "search", searched),
-        (FaissIndex, "near", looked), (Evidence, "shift", shifted),
+        (BatchingEmbedder, "embed", noting(BatchingEmbedder.embed)),
+        (ImmediateEmbedder, "embed", noting(ImmediateEmbedder.embed)),
+        (FaissIndex, "add", added), (FaissIndex, "search", searched), (FaissIndex, "near", looked),
+        (Evidence, "shift", shifted),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, replacement)
     learning = partial(gateway_with, policy=BOTH_CACHES)

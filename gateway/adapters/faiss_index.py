@@ -1,8 +1,8 @@
-"""The vector index in process: one partition a scope, all owned by one thread.
+"""The vector index in process: one partition a scope, all with one `Owner`.
 
 A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
-what the cache holds. One owner thread, because FAISS crashes on concurrent add and search. A small partition is
-searched exactly; one that has grown is rebuilt in the background (`faiss_rebuild`) in the form that suits its size.
+what the cache holds. One owner, because FAISS crashes on concurrent add and search. A small partition is searched
+exactly; one that has grown is rebuilt in the background (`faiss_rebuild`) in the form that suits its size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from gateway.adapters.faiss_contents import Contents, contents_of, slices
 from gateway.adapters.faiss_owner import Owner
-from gateway.adapters.faiss_partition import IvfPartition, Partition
+from gateway.adapters.faiss_partition import FlatPartition, IvfPartition, Partition
 from gateway.adapters.faiss_placed import Device
 from gateway.adapters.faiss_rebuild import Rebuilder
 from gateway.adapters.faiss_training import Plan, Train, train_centroids
@@ -33,6 +33,9 @@ TIMEOUT_S = 1.0  # of a search or an addition: 0.6 ms at a million entries, 28 m
 # Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
 STEP = 4096
 ADD_STEP = 64  # entries that are added in one go: 2 ms
+# Searched, and copied to grow, by the event loop itself: 36 us for so many of 384 dimensions. The way to the owner's
+# thread and back takes 21 of CPU, and more of waiting (docs/decisions/0032).
+BRIEF_ENTRIES = 1024
 
 
 class FaissIndex:
@@ -83,7 +86,10 @@ class FaissIndex:
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
-        await self._within(lambda: self._add(fingerprint, scope, vector))
+        partition, known = self._contents.partitions.get(scope), self._contents.ids
+        roomy = isinstance(partition, FlatPartition) and partition.room > 0
+        brief = (roomy or self._brief(scope)) and fingerprint not in known and len(known) < self._max_entries
+        await self._within(lambda: self._add(fingerprint, scope, vector), brief=brief)
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
@@ -104,7 +110,7 @@ class FaissIndex:
         if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
             return []
         self._check(vector)
-        return await self._within(lambda: self._contents.search(scope, vector, k))
+        return await self._within(lambda: self._contents.search(scope, vector, k), brief=self._brief(scope))
 
     async def near(self, vector: Vector, similarity: float) -> list[str]:
         self._check(vector)
@@ -147,9 +153,19 @@ class FaissIndex:
         self._rebuilder.close()
         self._owner.close()
 
-    async def _within(self, operation: Callable[[], T]) -> T:
+    def _brief(self, scope: str) -> bool:
+        """Whether looking through a scope takes microseconds."""
+        partition = self._contents.partitions.get(scope)
+        return partition is None or (isinstance(partition, FlatPartition) and len(partition) <= BRIEF_ENTRIES)
+
+    async def _within(self, operation: Callable[[], T], *, brief: bool) -> T:
         """For what a request waits for. Raises `IndexUnavailable`."""
         try:
+            if brief and self._owner.enter():
+                try:
+                    return operation()
+                finally:
+                    self._owner.leave()
             async with asyncio.timeout(self._timeout_s):
                 return await self._owner.run(operation)
         except TimeoutError:
@@ -169,7 +185,7 @@ class FaissIndex:
         if vector.shape != (self._dimension,) or vector.dtype != np.float32:
             raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
 
-    # What follows runs in the owner's thread.
+    # What follows runs in the owner's thread, or in its place.
 
     def _add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         contents = self._contents

@@ -97,6 +97,11 @@ class FlatPartition:
         return self._count
 
     @property
+    def room(self) -> int:
+        """How many more it takes without being copied."""
+        return len(self._ids) - self._count
+
+    @property
     def bytes(self) -> int:
         return self._vectors.nbytes + self._ids.nbytes
 

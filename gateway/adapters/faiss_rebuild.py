@@ -62,7 +62,7 @@ class _Superseded(Exception):
 
 
 class Rebuilder:
-    """`consider`, `added` and `removed` belong to the owner's thread. One partition at a time."""
+    """`consider`, `added` and `removed` belong to whose turn it is at the owner. One partition at a time."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -34,17 +34,14 @@ class HashEncoder:
 
     def _vector(self, words: Sequence[str]) -> Vector:
         """float32 (dimension,), unit length."""
-        vector = np.zeros(self.dimension, np.float32)
-        for feature in _features(words):
-            digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-            # The sign, from a bit of its own, keeps collisions from adding up.
-            vector[(digest >> 1) % self.dimension] += 1.0 if digest & 1 else -1.0
+        features = [*words, *map(" ".join, pairwise(words))]
+        hashed = b"".join([blake2b(each.encode("utf-8", "replace"), digest_size=8).digest() for each in features])
+        digests = np.frombuffer(hashed, ">u8")
+        # The sign, from a bit of its own, keeps collisions from adding up.
+        signs = np.where(digests & 1, 1.0, -1.0)
+        places = ((digests >> 1) % self.dimension).astype(np.intp)
+        vector = np.bincount(places, signs, self.dimension).astype(np.float32)
         norm = float(np.linalg.norm(vector))
         if norm == 0.0:  # every feature met its opposite
             vector[0] = norm = 1.0
         return vector / np.float32(norm)
-
-
-def _features(words: Sequence[str]) -> Iterator[str]:
-    yield from words
-    yield from map(" ".join, pairwise(words))

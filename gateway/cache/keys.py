@@ -25,16 +25,24 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
 
 
 def fingerprint_of(owner: str, route: str, call: Call) -> str:
-    return _digest(b"exact", owner, route, call.dialect.name, call.operation, call.canonical)
+    return _digest(b"exact", _frame(owner, route, call), call.canonical)
 
 
 def scope_of(owner: str, route: str, call: Call) -> str:
-    return _digest(b"scope", owner, route, call.dialect.name, call.operation, call.context)
+    return _digest(b"scope", _frame(owner, route, call), call.context)
 
 
-def _digest(kind: bytes, owner: str, route: str, dialect: str, operation: str, content: bytes) -> str:
-    digest = hashlib.sha256(b"nearhit/1/" + kind)
-    for part in (owner.encode(), route.encode(), dialect.encode(), operation.encode(), content):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
+def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
+    """-> (scope, fingerprint)"""
+    frame = _frame(owner, route, call)
+    return _digest(b"scope", frame, call.context), _digest(b"exact", frame, call.canonical)
+
+
+def _frame(owner: str, route: str, call: Call) -> bytes:
+    """What both keys have in common."""
+    parts = (owner.encode(), route.encode(), call.dialect.name.encode(), call.operation.encode())
+    return b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+
+
+def _digest(kind: bytes, frame: bytes, content: bytes) -> str:
+    return hashlib.sha256(b"".join((b"nearhit/1/", kind, frame, len(content).to_bytes(8, "big"), content))).hexdigest()

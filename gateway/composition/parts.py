@@ -17,6 +17,7 @@ from gateway.adapters.certificate import Certificate, CertificateUnusable
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.immediate_embedder import ImmediateEmbedder
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx_encoder import OnnxEncoder
 from gateway.adapters.redis_batches import RedisBatches
@@ -213,8 +214,10 @@ def model_dir_of(config: EmbeddingModel) -> Path:
     return (config.model_dir or default_model_dir()) / config.model
 
 
-def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedder]:
+def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
     encoder = build_encoder(config)
+    if config.adapter == "hash":
+        return encoder, ImmediateEmbedder(encoder)
     return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
 
 

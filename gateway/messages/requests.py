@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gateway.messages.entries import Embedding
@@ -113,6 +114,13 @@ class Request:
         whole, first = self.deadline, self.ttft_deadline
         return min(math.inf if whole is None else whole, math.inf if first is None else first)
 
+    def embedded(self, embedding: Embedding) -> Request:
+        """The same with its question as a vector. Not by `replace`, which takes three times as long: whatever is not an
+        exact hit comes by here."""
+        values = list(_VALUES(self))
+        values[_EMBEDDING] = embedding
+        return Request(*values)
+
     def apart(self, purpose: str) -> Request:
         """The same, asked once more by the gateway itself: nobody waits, so no budget is to choose the model; and what
         comes of it is not what a lease was taken for. `purpose`: a word for what it is for."""
@@ -125,3 +133,8 @@ class Request:
             lease=0,
             unasked=True,
         )
+
+
+_NAMES = [field.name for field in fields(Request)]
+_VALUES = attrgetter(*_NAMES)
+_EMBEDDING = _NAMES.index("embedding")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.cache.keys import fingerprint_of, owner_of, scope_of
+from gateway.cache.keys import keys_of, owner_of
 from gateway.errors import BackendError, Malformed
 from gateway.flights.gathering import Gathering
 from gateway.messages import Call, Provenance, Request, Response, Verdict, Whole
@@ -51,14 +51,9 @@ class Apart:
         return Response(200, headers, body, self._provenance([answer.provenance for answer in answers]))
 
     def _part(self, request: Request, part: Call) -> Request:
-        owner = owner_of(self._share, request.tenant, part.user)
-        return replace(
-            request,
-            call=part,
-            scope=scope_of(owner, request.route, part),
-            fingerprint=fingerprint_of(owner, request.route, part),
-            trace=request.trace.apart("part"),
-        )
+        scope, fingerprint = keys_of(owner_of(self._share, request.tenant, part.user), request.route, part)
+        trace = request.trace.apart("part")
+        return replace(request, call=part, scope=scope, fingerprint=fingerprint, trace=trace)
 
     async def _ask(self, part: Request, forward: Handler) -> Response:
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Bypass, Request, Response
 from gateway.pipeline import Handler
@@ -28,4 +26,4 @@ class Embed:
         request.trace.embedding = embedding
         if embedding.partial:
             request.trace.note = Bypass.TOO_LONG if embedding.truncated else Bypass.UNREADABLE
-        return await forward(replace(request, embedding=embedding))
+        return await forward(request.embedded(embedding))

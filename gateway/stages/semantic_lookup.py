@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.cache.control.controls import Controls
+from gateway.cache.control.route_control import RouteControl
 from gateway.cache.feedback import relation_of
 from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
@@ -91,7 +92,8 @@ class SemanticLookup:
             for at in nearest
         ]
         with request.trace.span("verify"):
-            judgements, best_at = await self._judged(request, call, embedding, found)
+            control = self._controls.of(request.route)
+            judgements, best_at = await self._judged(request, call, embedding, found, control)
         chosen = judgements[best_at]
         return next((aloft[at] for at in nearest if aloft[at].entry is chosen.entry and chosen.reason is None), None)
 
@@ -104,27 +106,28 @@ class SemanticLookup:
             if neighbours and not near:
                 self._refused(request, Refusal.SIMILARITY)
             return None
+        control = self._controls.of(request.route)
         with request.trace.span("verify"):
-            judgements, at = await self._judged(request, call, embedding, found)
+            judgements, at = await self._judged(request, call, embedding, found, control)
         request.trace.considered, chosen = judgements, judgements[at]
         request.trace.judged = chosen
         if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None and not chosen.verbatim:
-            self._controls.of(request.route).met(chosen.score, self._index.count(request.scope))
+            control.met(chosen.score, self._index.count(request.scope))
         if chosen.reason is not None:
             self._refused(request, chosen.reason)
             return None
         if self._store.banned(chosen.entry):  # removed while it was judged
             return None
-        self._controls.of(request.route).hit()
+        control.hit()
         self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
         return chosen, next(freshness for entry, _, freshness in found if entry is chosen.entry)
 
     async def _judged(
-        self, request: Request, call: Call, embedding: Embedding, found: list[Found]
+        self, request: Request, call: Call, embedding: Embedding, found: list[Found], control: RouteControl
     ) -> tuple[list[Judged], int]:
         """Each of what was found, and which of them is the best, and whether that may be served."""
         question, acceptance = call.question or "", self._rule.acceptance
-        control, entries = self._controls.of(request.route), self._index.count(request.scope)
+        entries = self._index.count(request.scope)
         shift = control.shift(embedding.vector) if acceptance.min_similarity is None else 0.0
         candidates = [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in found]
 

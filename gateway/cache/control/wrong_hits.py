@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.cache.control.predictive import wilson
@@ -54,9 +54,14 @@ class WrongHits:
         if requests <= 0:
             return
         fade = (1 - 1 / MEMORY) ** requests
-        for name, value in asdict(self).items():
-            setattr(self, name, value * (fade * fade if name.endswith("squares") else fade))
-        self.requests += (1 - fade) * MEMORY
+        self.requests = self.requests * fade + (1 - fade) * MEMORY
+        self.served *= fade
+        self.weights *= fade
+        self.squares *= fade * fade
+        self.wrong *= fade
+        self.undecided *= fade
+        self.undecided_squares *= fade * fade
+        self.complaints *= fade
 
     def hit(self) -> None:
         self.served += 1
