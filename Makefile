@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-tail bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
+	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json build/growth.json --picture docs/images/growth.svg
 
 bench-tail: setup  ## p99.9 under a steady load, stalls of the event loop, memory (3 minutes, on an otherwise idle machine)
 	@$(BIN)/python -m bench.tail

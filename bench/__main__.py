@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.asked import CONFIG
-from bench.gateways import free_port, gateway_of, server
+from bench.gateways import bare, gateway_of
 from bench.load import request_bytes, rss_mb, run
 from bench.report import COLUMNS, Measured
 from bench.rows import BURST, FIXED, KINDS, PROXY, RELAYED, ROWS, Row
@@ -52,11 +52,8 @@ class Bench:
 
     async def _started(self, stack: ExitStack) -> dict[tuple[str, str], Place]:
         """-> where each of what the rows ask listens, by kind and tree."""
-        up, fix, pro = free_port(), free_port(), free_port()
-        stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
-        fixed = stack.enter_context(server(["bench.servers", "fixed", str(fix)], fix))
-        proxy = stack.enter_context(server(["bench.servers", "proxy", str(pro), f"http://127.0.0.1:{up}"], pro))
-        places = {("fixed", ""): (fix, fixed.pid), ("proxy", ""): (pro, proxy.pid)}
+        there = bare(stack)
+        up, places = there.upstream, {("fixed", ""): there.fixed, ("proxy", ""): there.proxy}
         for name, kind in KINDS.items():
             for label, tree in self.trees.items() if any(row.on == name for row in self.rows) else ():
                 it = stack.enter_context(

@@ -86,3 +86,21 @@ def gateway_of(
         started = time.perf_counter()
         with server([module, "serve", "--config", str(home / "config.yaml"), *options], port, tree) as process:
             yield Running(process, port, admin, time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """What gateways are compared with, and what is behind them: ports, and of those that are measured processes."""
+
+    upstream: int
+    fixed: tuple[int, int]
+    proxy: tuple[int, int]
+
+
+def bare(stack: contextlib.ExitStack) -> Bare:
+    """`stack` ends them."""
+    up, fix, pro = free_port(), free_port(), free_port()
+    stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
+    fixed = stack.enter_context(server(["bench.servers", "fixed", str(fix)], fix))
+    proxy = stack.enter_context(server(["bench.servers", "proxy", str(pro), f"http://127.0.0.1:{up}"], pro))
+    return Bare(up, (fix, fixed.pid), (pro, proxy.pid))

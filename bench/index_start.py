@@ -42,14 +42,14 @@ def fingerprint(i: int) -> str:
     return hashlib.sha256(i.to_bytes(8, "big")).hexdigest()
 
 
-async def fill_store(data_dir: Path, stored: Matrix) -> None:
+async def fill_store(data_dir: Path, stored: Matrix, scope: str = SCOPE) -> None:
     """Records of all entries with their vectors, as a gateway would have left them: in the embedded store's file."""
     server = await EmbeddedValkey.start(data_dir, max_memory=STORE_BYTES)
     try:
         with Redis.from_url(server.url) as client:
             client.config_set("appendonly", "no")  # one file in the end, instead of many on the way
             for i in range(0, len(stored), 1000):
-                put(client, i, stored[i : i + 1000])
+                put(client, i, stored[i : i + 1000], scope)
             client.config_set("appendonly", "yes")
             while (
                 client.info("persistence")["aof_rewrite_in_progress"]
@@ -60,11 +60,11 @@ async def fill_store(data_dir: Path, stored: Matrix) -> None:
         await server.stop()
 
 
-def put(client: Redis, first: int, vectors: Matrix) -> None:
+def put(client: Redis, first: int, vectors: Matrix, scope: str) -> None:
     now = time.time()
     expires = now + 86400
     template = Entry(
-        fingerprint="", scope=SCOPE, tenant="t", route="default", model="m", operation="chat.completions",
+        fingerprint="", scope=scope, tenant="t", route="default", model="m", operation="chat.completions",
         dialect="openai", question="What is it, and how does it come about?", streamed=False, payload=(b"x" * 400,),
         content_type="application/json", created=now, expires=expires, backend="main", input_tokens=1, output_tokens=1,
         cost_dollars=0.0, upstream_s=0.1, tags=(),
@@ -72,7 +72,7 @@ def put(client: Redis, first: int, vectors: Matrix) -> None:
     with client.pipeline(transaction=False) as pipe:
         for i, vector in enumerate(vectors, first):
             name = fingerprint(i)
-            fields: dict[Any, Any] = {"record": encode(replace(template, fingerprint=name)), "scope": SCOPE}
+            fields: dict[Any, Any] = {"record": encode(replace(template, fingerprint=name)), "scope": scope}
             fields |= {"expires": repr(expires), "vector": vector.tobytes(), "embedder": EMBEDDER}
             pipe.hset(ONE_SERVER.entry(name), mapping=fields)
             pipe.pexpireat(ONE_SERVER.entry(name), int(expires * 1000))

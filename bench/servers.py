@@ -24,6 +24,8 @@ from aiohttp import web
 from bench.protocols import BODY, EVENTS, LONG, PROTOCOLS
 from gateway.dialects.openai_answers import is_usage_chunk, split
 
+BACKLOG = 4096  # connections that a crowd opens at once
+MOST = 16 * 2**20  # bytes of a body
 EVENT_S = 0.003  # so far apart that each event is a read of its own for who relays it
 STREAM = re.compile(rb'"stream": ?true')
 
@@ -33,6 +35,11 @@ def frames() -> list[bytes]:
     some = [event.frame() for event in split("chat.completions", LONG) if not is_usage_chunk(event.data)]
     assert len(some) == EVENTS, f"expected {EVENTS} events, got {len(some)}"
     return some
+
+
+def run(app: web.Application, port: int) -> None:
+    loop = uvloop.new_event_loop()
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=loop, backlog=BACKLOG)
 
 
 def fixed(port: int) -> None:
@@ -47,9 +54,9 @@ def fixed(port: int) -> None:
         await out.write_eof()
         return out
 
-    app = web.Application()
+    app = web.Application(client_max_size=MOST)
     app.router.add_post("/v1/chat/completions", answer)
-    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+    run(app, port)
 
 
 def proxy(port: int, upstream: str) -> None:
@@ -78,10 +85,10 @@ def proxy(port: int, upstream: str) -> None:
         yield
         await app[SESSION].close()
 
-    app = web.Application()
+    app = web.Application(client_max_size=MOST)
     app.cleanup_ctx.append(session)
     app.router.add_post("/v1/chat/completions", answer)
-    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+    run(app, port)
 
 
 SESSION = web.AppKey("session", aiohttp.ClientSession)
@@ -147,7 +154,9 @@ def protocols(port: int) -> None:
 def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
     async def serve() -> None:
         live = live_answer()
-        server = await asyncio.get_running_loop().create_server(lambda: Canned(by_path, live), "127.0.0.1", port)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Canned(by_path, live), "127.0.0.1", port, backlog=BACKLOG
+        )
         await server.serve_forever()
 
     uvloop.run(serve())

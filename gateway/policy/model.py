@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import PurePath
 from typing import Literal
@@ -18,6 +18,8 @@ from gateway.written.faults import Fault
 
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""
+Names = tuple[str, str, str]  # path, model and tenant
+MOST_ASKED, MOST_NAMED = 1024, 512  # names that are kept, and their characters: a megabyte at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,16 @@ class Match:
     tenant: Pattern | None = None
     headers: tuple[tuple[str, Pattern], ...] = ()  # lower-case names
 
-    def __call__(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> bool:
+    def names(self, path: str, model: str, tenant: str) -> bool:
+        """Whether it matches but for the headers."""
         return (
             (self.path is None or bool(self.path(path)))
             and (self.model is None or bool(self.model(model)))
             and (self.tenant is None or bool(self.tenant(tenant)))
-            and (not self.headers or all(_has(headers, name, pattern) for name, pattern in self.headers))
         )
+
+    def carries(self, headers: Mapping[str, str]) -> bool:
+        return all(_has(headers, name, pattern) for name, pattern in self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +211,30 @@ class Policy:
     warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
     texts: tuple[Text, ...] = ()  # what it was read from
     expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
+    # What the routes say to names that were asked for before: 64 routes are 100 us of globs, this is 0.3 us.
+    _asked: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
         """The first route that matches. `model` is empty where a request names none."""
-        for route in self.routes:
-            if route.match(path, model, tenant, headers):
+        names = path, model, tenant
+        for route in self._asked.get(names) or self._ask(names):
+            if not route.match.headers or route.match.carries(headers):
                 return route
         return self.routes[-1]
+
+    def _ask(self, names: Names) -> tuple[Route, ...]:
+        """The routes that match but for the headers, up to one that wants none."""
+        found = []
+        for route in self.routes:
+            if route.match.names(*names):
+                found.append(route)
+                if not route.match.headers:
+                    break
+        if sum(map(len, names)) <= MOST_NAMED:  # clients choose them
+            if len(self._asked) >= MOST_ASKED:
+                self._asked.clear()
+            self._asked[names] = tuple(found)
+        return tuple(found)
 
 
 def pattern(glob: str | None) -> Pattern | None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from multidict import CIMultiDict
 
+from gateway.policy.model import MOST_ASKED, MOST_NAMED
 from gateway.ports import Acceptance
 from tests.fixtures.targets import light_and_large, one_backend
 
@@ -116,3 +121,29 @@ def test_the_text_of_a_policy_decides_its_hash() -> None:
     assert first.hash != second.hash
     assert first.hash == policy().hash
     assert len(first.hash) == 12
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from(("*", "a", "a*", "?b", "ab"))] * 3, st.sampled_from(("", "x", "y*")))),
+    st.lists(st.tuples(*[st.sampled_from(("a", "ab", "bb", "b" * MOST_NAMED))] * 3, st.sampled_from(("x", "yy", "")))),
+)
+def test_names_that_come_again_take_the_route_that_the_rules_give_one_by_one(rules: Any, asked: Any) -> None:
+    written = [
+        rule(f"r{i}", f"{{path: '{p}', model: '{m}', tenant: '{t}'" + (f", headers: {{h: '{h}'}}}}" if h else "}"))
+        for i, (p, m, t, h) in enumerate(rules)
+        if {p, m, t} != {"*"} or h
+    ]
+    found = policy(*written)
+    for path, model, tenant, header in [*asked, *asked]:
+        headers = CIMultiDict({"H": header} if header else {})
+        one_by_one = (r for r in found.routes if r.match.names(path, model, tenant) and r.match.carries(headers))
+        assert found.match(path, model, tenant, headers) is next(one_by_one)
+
+
+def test_what_clients_name_takes_no_memory_without_bound() -> None:
+    found = policy(rule("one", "{model: 'gpt-*'}"))
+    for number in range(3 * MOST_ASKED):
+        found.match(CHAT, f"m{number}", "acme", {})
+        found.match(CHAT, "m" * (MOST_NAMED + number), "acme", {})
+    assert len(found._asked) <= MOST_ASKED
+    assert all(sum(map(len, names)) <= MOST_NAMED for names in found._asked)
