@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pymilvus import MilvusClient
 
-from gateway.adapters.redis_store import COOLDOWN_S, FAILURES
+from gateway.adapters.redis_guard import COOLDOWN_S, FAILURES
 from gateway.errors import IndexUnavailable
 from gateway.ports import Clock
 from gateway.routing.breaker import Breaker, State

@@ -14,16 +14,17 @@ from redis.exceptions import RedisError
 from gateway.access.store import KeyChange, Outdated
 from gateway.adapters.redis_cluster import at_home
 from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
+from gateway.adapters.redis_guard import Script
 from gateway.adapters.redis_store import RedisStore
 from gateway.errors import StoreUnavailable
 
 TIMEOUT_S = 5.0  # an operator can wait longer than a request
 POLL_TIMEOUT_S = 0.25
 # KEYS: the digests, the records. ARGV: a digest.
-FIND = """
+FIND = Script("""
 local id = redis.call('HGET', KEYS[1], ARGV[1])
 return id and redis.call('HGET', KEYS[2], id)
-"""
+""")
 # KEYS: the records, the digests, the version. ARGV: the id, what lies there, what is to (both empty for nothing), how
 # many digests are to lead there, they and those that no longer do.
 SWAP = """
@@ -42,7 +43,6 @@ class RedisKeys:
         self._store = store
         self._client = client  # for what must not weigh on the breaker
         self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
-        self._find = client.register_script(FIND)
 
     async def version(self) -> bytes:
         """Beside the breaker, as that of removals (`gateway.adapters.redis_removal`)."""
@@ -53,7 +53,8 @@ class RedisKeys:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
 
     async def by_digest(self, digest: str) -> bytes | None:
-        return await self._store.execute(lambda _: self._find([self._digests, self._keys], [digest]), POLL_TIMEOUT_S)
+        found: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)
+        return found
 
     async def by_id(self, identity: str) -> bytes | None:
         return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S)

@@ -8,13 +8,14 @@ eviction, a later lease has a higher token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
+from gateway.adapters.redis_exchange import Word
+from gateway.adapters.redis_guard import Script
 from gateway.adapters.redis_store import RedisStore
 from gateway.ports import Claim
 
-ACQUIRE = """
+ACQUIRE = Script("""
 local holder = redis.call('GET', KEYS[1])
 if holder then return {0, tonumber(holder)} end
 if ARGV[2] ~= '' then
@@ -27,56 +28,48 @@ local said = string.format('%.0f', token)
 redis.call('SET', KEYS[3], said)
 redis.call('SET', KEYS[1], said, 'PX', ARGV[1])
 return {token, 0}
-"""
-RENEW = """
+""")
+RENEW = Script("""
 local lost = {}
 for i, key in ipairs(KEYS) do
   if redis.call('GET', key) == ARGV[i + 1] then redis.call('PEXPIRE', key, ARGV[1]) else lost[#lost + 1] = i end
 end
 return lost
-"""
-RELEASE = """
+""")
+RELEASE = Script("""
 for i, key in ipairs(KEYS) do
   if redis.call('GET', key) == ARGV[i] then redis.call('DEL', key) end
 end
-"""
+""")
 
 
 class RedisLeases:
     """Within `timeout_s` an operation, behind the breaker of `store`; a lease lasts `ttl_s` from its last renewal."""
 
-    def __init__(self, store: RedisStore, client: Any, *, timeout_s: float, ttl_s: float) -> None:
+    def __init__(self, store: RedisStore, *, timeout_s: float, ttl_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._ttl_ms = round(ttl_s * 1000)
-        self._acquire, self._renew, self._release = map(client.register_script, (ACQUIRE, RENEW, RELEASE))
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
         names = self._store.names
         keys = [names.lease(fingerprint), names.entry(fingerprint), names.counter(fingerprint)]
-        arguments = [self._ttl_ms, "" if since is None else since]
-        token, holder = await self._store.execute(lambda _: self._acquire(keys, arguments), self._timeout_s)
+        arguments: list[Word] = [self._ttl_ms, "" if since is None else since]
+        token, holder = await self._store.run(ACQUIRE, keys, arguments, self._timeout_s)
         return Claim(int(token), int(holder))
 
     async def renew(self, held: Mapping[str, int]) -> list[str]:
         lost: list[str] = []
         for names in self._store.names.grouped(held).values():
             keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
-            gone = await self._store.execute(partial(self._renewed, keys, arguments), self._timeout_s)
+            gone = await self._store.run(RENEW, keys, arguments, self._timeout_s)
             lost += [names[int(at) - 1] for at in gone]
-        return lost
-
-    async def _renewed(self, keys: Sequence[str], arguments: Sequence[Any], _: Any) -> list[int]:
-        lost: list[int] = await self._renew(keys, arguments)
         return lost
 
     async def release(self, held: Mapping[str, int]) -> None:
         for names in self._store.names.grouped(held).values():
             keys, tokens = self._keys(names), [held[name] for name in names]
-            await self._store.execute(partial(self._released, keys, tokens), self._timeout_s)
-
-    async def _released(self, keys: Sequence[str], tokens: Sequence[int], _: Any) -> None:
-        await self._release(keys, tokens)
+            await self._store.run(RELEASE, keys, tokens, self._timeout_s)
 
     async def holders(self, fingerprints: Sequence[str]) -> list[int]:
         async def read(client: Any) -> list[bytes | None]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.adapters.redis_exchange import Word
+from gateway.adapters.redis_guard import Script
 from gateway.adapters.redis_store import RedisStore
 from gateway.routing.quota import HALF_LIFE_US, SLACK_US, Demand, Paced, Part, Place, Return, Spend, Taken, Told
 
@@ -145,29 +147,29 @@ return redis.call('ZCARD', KEYS[1])
 class RedisQuotas:
     """Within `timeout_s` an operation, behind the breaker of `store`."""
 
-    def __init__(self, store: RedisStore, client: Any, *, timeout_s: float, lease_s: float = LEASE_S) -> None:
+    def __init__(self, store: RedisStore, *, timeout_s: float, lease_s: float = LEASE_S) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._quotas, self._gateways = store.names.key("quota:"), store.names.key("gateways")
         self._lease_ms = round(1000 * lease_s)
-        self._take, self._settle, self._beat = map(client.register_script, (TAKE, SETTLE, BEAT))
+        self._take, self._settle, self._beat = map(Script, (TAKE, SETTLE, BEAT))
 
     async def take(self, demands: Sequence[Demand]) -> Taken:
         keys = [self._quotas + demand.key for demand in demands]
         arguments = arguments_of(demands, self._lease_ms)
-        granted, now, *told = await self._store.execute(lambda _: self._take(keys, arguments), self._timeout_s)
+        granted, now, *told = await self._store.run(self._take, keys, arguments, self._timeout_s)
         pairs = zip(told[::2], told[1::2], strict=True)
         return Taken(bool(granted), tuple(Told(bool(ok), int(level)) for ok, level in pairs), int(now))
 
     async def settle(self, returns: Sequence[Return]) -> None:
         keys = [self._quotas + item.key for item in returns]
-        arguments = [part for item in returns for part in (item.kind, repr(item.amount), item.of)]
-        await self._store.execute(lambda _: self._settle(keys, arguments), self._timeout_s)
+        arguments: list[Word] = [part for item in returns for part in (item.kind, repr(item.amount), item.of)]
+        await self._store.run(self._settle, keys, arguments, self._timeout_s)
 
     async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
         keys = [self._gateways, *(self._quotas + key for key, _ in places)]
-        arguments = [gateway, self._lease_ms, *(member for _, member in places)]
-        return int(await self._store.execute(lambda _: self._beat(keys, arguments), self._timeout_s))
+        arguments: list[Word] = [gateway, self._lease_ms, *(member for _, member in places)]
+        return int(await self._store.run(self._beat, keys, arguments, self._timeout_s))
 
 
 def arguments_of(demands: Sequence[Demand], lease_ms: int) -> list[Any]:

@@ -6,27 +6,26 @@ together; a sorted set by expiry lists them, so that no command ever walks keys 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from redis.exceptions import RedisError, ResponseError
 
-from gateway.adapters.redis_cluster import doubt, names_of, used_memory
+from gateway.adapters.redis_cluster import names_of, used_memory
+from gateway.adapters.redis_exchange import Command, Word
+from gateway.adapters.redis_guard import Guard, Script
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_names import PREFIX
 from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
-from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import Clock, StoredVector, StoreStats
 from gateway.ports.replication import ChangeKind
-from gateway.routing.breaker import Breaker, State
+from gateway.routing.breaker import State
 
 LOG = logging.getLogger("nearhit.store")
 COUNTEREXAMPLES = PREFIX + "counterexamples"
@@ -36,16 +35,10 @@ SCAN_BATCH = 500
 # What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
 # (gateway/upkeep/succession.py): the one that lookups still go by, beside the one that they will.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
-# Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
-FAILURES = 5
-COOLDOWN_S = 1.0
-# Operations at once, each on a connection of its own; what comes beyond waits, within its time limit. At a millisecond
-# each that is more than one process can ask for, and a burst opens no more connections than it can in that time.
-MAX_CONNECTIONS = 16
 # Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
 # entry of a later lease, or of none. KEYS: the entry, its lease, the list of all. What comes after the entry's fields,
 # whose number is ARGV[5], is a command: what others are told.
-PUT = """
+PUT = Script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 if not mine and redis.call('EXISTS', KEYS[1]) == 1 then
   local other = tonumber(redis.call('HGET', KEYS[1], 'lease') or '0')
@@ -58,7 +51,7 @@ redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
 if #ARGV > 5 + ARGV[5] then redis.call(unpack(ARGV, 6 + ARGV[5])) end
 return 1
-"""
+""")
 T = TypeVar("T")
 
 
@@ -69,15 +62,13 @@ class RedisStore:
     def __init__(
         self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: Journal | None = None
     ) -> None:
-        self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
+        self._client = client
+        self._guard = Guard(client, timeout_s, clock)
         self.names = names_of(client)
         self._embedder = embedder.encode()
-        self._timeout_s = timeout_s
         self._clock = clock
         self.journal = journal
-        self._breaker = Breaker(FAILURES, COOLDOWN_S)
-        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        self._put = client.register_script(PUT)
+        self.ask, self.run, self.execute = self._guard.ask, self._guard.run, self._guard.execute
         self._told: Callable[[str], None] | None = None
 
     def seen_by(self, embedder: str, told: Callable[[str], None] | None = None) -> RedisStore:
@@ -88,10 +79,10 @@ class RedisStore:
 
     @property
     def breaker(self) -> State:
-        return self._breaker.state(self._clock.monotonic())
+        return self._guard.breaker
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self._guard(lambda: self._client.hget(self.names.entry(fingerprint), "record"))
+        data = await self.ask("HGET", self.names.entry(fingerprint), "record")
         if data is None:
             return None
         try:
@@ -102,7 +93,7 @@ class RedisStore:
         return entry if entry.fingerprint == fingerprint else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
-        fields: dict[str, Any] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
+        fields: dict[str, Word] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
         fields["worth"] = repr(worth_of(entry))
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
@@ -111,29 +102,26 @@ class RedisStore:
             self._told(entry.fingerprint)
         return stored
 
-    async def _put_plainly(self, entry: Entry, fields: Mapping[str, Any]) -> bool:
-        key = self.names.entry(entry.fingerprint)
-
-        async def write() -> None:
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.delete(key)
-                pipe.hset(key, mapping=dict(fields))
-                pipe.pexpireat(key, int(entry.expires * 1000))
-                pipe.zadd(self.names.list_of(entry.fingerprint), {entry.fingerprint: entry.expires})
-                if self.journal is not None:
-                    self.journal.note(pipe, _kind(fields), entry.fingerprint)
-                await pipe.execute()
-
-        await self._guard(write)
+    async def _put_plainly(self, entry: Entry, fields: Mapping[str, Word]) -> bool:
+        name, key = entry.fingerprint, self.names.entry(entry.fingerprint)
+        commands: list[Command] = [
+            ("DEL", key),
+            ("HSET", key, *(word for pair in fields.items() for word in pair)),
+            ("PEXPIREAT", key, int(entry.expires * 1000)),
+            ("ZADD", self.names.list_of(name), entry.expires, name),
+        ]
+        if self.journal is not None:
+            commands.append((*self.journal.command(_kind(fields), name),))
+        await self._guard.ask_as_one(commands)
         return True
 
-    async def _put_fenced(self, entry: Entry, fields: Mapping[str, Any], lease: int) -> bool:
+    async def _put_fenced(self, entry: Entry, fields: Mapping[str, Word], lease: int) -> bool:
         name, names = entry.fingerprint, self.names
         keys = [names.entry(name), names.lease(name), names.list_of(name)]
-        head = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
-        words = [part for pair in fields.items() for part in pair]
-        arguments = [*head, len(words), *words, *self.told_within(_kind(fields), name)]
-        stored = bool(await self._guard(lambda: self._put(keys, arguments)))
+        head: list[Word] = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
+        words: list[Word] = [part for pair in fields.items() for part in pair]
+        arguments: list[Word] = [*head, len(words), *words, *self.told_within(_kind(fields), name)]
+        stored = bool(await self.run(PUT, keys, arguments))
         if stored:
             await self.tell_apart(_kind(fields), name)
         return stored
@@ -146,14 +134,14 @@ class RedisStore:
     async def tell_apart(self, kind: ChangeKind, *names: str) -> None:
         if self.journal is not None and self.names.tags:
             command = self.journal.command(kind, *names)
-            await self._guard(lambda: self._client.execute_command(*command))
+            await self.ask(*command)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
             return 0
 
-        async def unlink() -> int:
-            async with self._client.pipeline(transaction=True) as pipe:
+        async def unlink(client: Any) -> int:
+            async with client.pipeline(transaction=True) as pipe:
                 groups = self.names.grouped(fingerprints)
                 for listed, names in groups.items():
                     pipe.unlink(*map(self.names.entry, names))
@@ -163,7 +151,7 @@ class RedisStore:
                 removed = await pipe.execute()
             return sum(map(int, removed[: 2 * len(groups) : 2]))
 
-        return await self._guard(unlink)
+        return await self.execute(unlink)
 
     async def vectors(self) -> AsyncIterator[StoredVector]:
         async for members in self.listed(SCAN_BATCH):
@@ -181,8 +169,7 @@ class RedisStore:
         for key in self.names.lists:
             cursor = 0
             while True:
-                scan = partial(self._client.zscan, key, cursor, count=most)
-                cursor, members = await self._guard(scan, timeout_s)
+                cursor, members = await self.execute(partial(_scan, key, cursor, most), timeout_s)
                 page += members
                 if len(page) >= most:
                     yield page
@@ -193,34 +180,34 @@ class RedisStore:
             yield page
 
     async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
-        async def read() -> list[list[bytes | None]]:
-            async with self._client.pipeline(transaction=False) as pipe:
+        async def read(client: Any) -> list[list[bytes | None]]:
+            async with client.pipeline(transaction=False) as pipe:
                 for name in fingerprints:
                     pipe.hmget(self.names.entry(name), *VECTOR_FIELDS)
                 return list(await pipe.execute())
 
-        rows = await self._guard(read) if fingerprints else []
+        rows = await self.execute(read) if fingerprints else []
         found = (stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
         return [stored for stored in found if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
-        async def write() -> None:
-            async with self._client.pipeline(transaction=True) as pipe:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
                 pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
                 pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
                 if self.journal is not None:
                     self.journal.note(pipe, ChangeKind.COUNTEREXAMPLE, key)
                 await pipe.execute()
 
-        await self._guard(write)
+        await self.execute(write)
 
     async def counterexamples(self) -> list[str]:
-        keys = await self._guard(lambda: self._client.zrange(COUNTEREXAMPLES, 0, -1))
+        keys = await self.execute(lambda client: client.zrange(COUNTEREXAMPLES, 0, -1))
         return [key.decode() for key in keys]
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:
-        async def write() -> None:
-            async with self._client.pipeline(transaction=True) as pipe:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
                 pipe.hset(LEARNING, route, snapshot)
                 pipe.hkeys(LEARNING)
                 _, routes = await pipe.execute()
@@ -228,52 +215,35 @@ class RedisStore:
             # others goes, and is saved again where it is in use.
             surplus = [name for name in routes if name != route.encode()][: max(0, len(routes) - MAX_ROUTES)]
             if surplus:
-                await self._client.hdel(LEARNING, *surplus)
+                await client.hdel(LEARNING, *surplus)
 
-        await self._guard(write)
+        await self.execute(write)
 
     async def learning(self, route: str) -> bytes | None:
-        kept: bytes | None = await self._guard(lambda: self._client.hget(LEARNING, route))
+        kept: bytes | None = await self.execute(lambda client: client.hget(LEARNING, route))
         return kept
 
     async def stats(self) -> StoreStats:
-        async def read() -> StoreStats:
-            async with self._client.pipeline(transaction=False) as pipe:
+        async def read(client: Any) -> StoreStats:
+            async with client.pipeline(transaction=False) as pipe:
                 for key in self.names.lists:
                     pipe.zremrangebyscore(key, "-inf", self._clock.wall())
                     pipe.zcard(key)
                 counts = await pipe.execute()
-            return StoreStats(sum(counts[1::2]), await used_memory(self._client))
+            return StoreStats(sum(counts[1::2]), await used_memory(client))
 
-        return await self._guard(read)
+        return await self.execute(read)
 
     async def close(self) -> None:
-        await self._client.aclose()
-
-    async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
-        """Runs another adapter's operation on the same server; it is given the client. Raises `StoreUnavailable`."""
-        return await self._guard(lambda: operation(self._client), timeout_s)
-
-    async def _guard(self, operation: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Runs `operation` within the time limit and behind the breaker; whatever fails is `StoreUnavailable`."""
-        if not self._breaker.allow(self._clock.monotonic()):
-            raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
-        try:
-            async with asyncio.timeout(timeout_s or self._timeout_s), self._places:
-                result = await operation()
-        except ResponseError as error:  # full, read-only, ...: it answers, and may well answer the next one
-            self._breaker.succeeded()
-            raise StoreUnavailable(f"the store refused: {error}"[:300]) from None
-        except (RedisError, OSError, TimeoutError) as error:
-            if isinstance(error, TimeoutError):
-                doubt(self._client)
-            self._breaker.failed(self._clock.monotonic())
-            raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
-        self._breaker.succeeded()
-        return result
+        await self._guard.close()
 
 
-def _kind(fields: Mapping[str, Any]) -> ChangeKind:
+async def _scan(key: str, cursor: int, most: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
+    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=most)
+    return found
+
+
+def _kind(fields: Mapping[str, Word]) -> ChangeKind:
     return ChangeKind.VECTORS if "vector" in fields else ChangeKind.RECORDS
 
 

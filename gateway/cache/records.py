@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-from typing import get_origin, get_type_hints
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, cast, get_origin, get_type_hints
 
 import msgpack
 
@@ -15,6 +16,10 @@ _TYPES = tuple(
     int | float if hint is float else tuple if get_origin(hint) is tuple else hint
     for hint in get_type_hints(Entry).values()
 )
+_NAMES = tuple(field.name for field in fields(Entry))
+_values_of = attrgetter(*_NAMES)  # `dataclasses.astuple` copies deeply: 35 us
+# An entry is made of its slots: the constructor of a frozen dataclass takes 6.6 us, this 1.8.
+_SETTERS = tuple(cast("Any", getattr(Entry, name)).__set__ for name in _NAMES)
 
 
 class RecordInvalid(ValueError):
@@ -22,7 +27,7 @@ class RecordInvalid(ValueError):
 
 
 def encode(entry: Entry) -> bytes:
-    packed: bytes = msgpack.packb((VERSION, *astuple(entry)), use_bin_type=True)
+    packed: bytes = msgpack.packb((VERSION, *_values_of(entry)), use_bin_type=True)
     return packed
 
 
@@ -36,7 +41,9 @@ def decode(data: bytes) -> Entry:
         raise RecordInvalid(f"a record of version {version!r}, expected {VERSION}")
     if not all(map(isinstance, values, _TYPES)):
         raise RecordInvalid("a record with a field of the wrong type")
-    entry = Entry(*values)
+    entry = Entry.__new__(Entry)
+    for assign, value in zip(_SETTERS, values, strict=True):
+        assign(entry, value)
     if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
         raise RecordInvalid("a record without an answer")
     return entry

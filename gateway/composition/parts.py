@@ -140,8 +140,8 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     front = FrontStore(
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
     )
-    leases = RedisLeases(redis, client, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S) if shared else None
-    quotas = RedisQuotas(redis, client, timeout_s=config.store.timeout)
+    leases = RedisLeases(redis, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S) if shared else None
+    quotas = RedisQuotas(redis, timeout_s=config.store.timeout)
     sync = Syncing(client) if config.jobs.fsync else None
     jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
     changes = RedisChanges(client) if shared else None

@@ -64,7 +64,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         store = RedisStore(client, embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
         stack.push_async_callback(store.close)
         operator = stack.enter_context(operator_of(url))
-        leases = RedisLeases(store, client, timeout_s=PATIENCE_S, ttl_s=TTL_S)
+        leases = RedisLeases(store, timeout_s=PATIENCE_S, ttl_s=TTL_S)
         yield Opened(leases, store, lambda name: operator.delete(store.names.lease(name)))
 
 
@@ -165,7 +165,7 @@ async def test_a_late_put_leaves_the_lease_of_the_next_one(opened: Opened) -> No
 
 async def test_tokens_rise_over_a_store_that_has_forgotten_them(outside_store: OutsideServer) -> None:
     store = RedisStore(connect(outside_store.url), embedder="e1", timeout_s=5.0, clock=CLOCK)
-    leases = RedisLeases(store, store._client, timeout_s=5.0, ttl_s=TTL_S)
+    leases = RedisLeases(store, timeout_s=5.0, ttl_s=TTL_S)
     first = (await leases.acquire(NAME, None)).token
     await asyncio.to_thread(outside_store.client.flushall)
     assert (await leases.acquire(NAME, None)).token >= first
@@ -181,7 +181,7 @@ async def test_a_store_that_is_away_says_so() -> None:
     store = RedisStore(client, embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
     both: tuple[Leases, ...] = (
         MemoryLeases(memory, CLOCK, ttl_s=TTL_S),
-        RedisLeases(store, client, timeout_s=PATIENCE_S, ttl_s=TTL_S),
+        RedisLeases(store, timeout_s=PATIENCE_S, ttl_s=TTL_S),
     )
     for leases in both:
         for ask in (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_store import FAILURES
+from gateway.adapters.redis_guard import FAILURES
 from gateway.routing.breaker import State
 from gateway.upkeep import recovery
 from tests.fixtures.clock import FakeClock

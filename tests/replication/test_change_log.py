@@ -42,7 +42,7 @@ async def read(log: RedisChanges, after: str = START) -> list[tuple[ChangeKind |
 
 
 async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisStore, log: RedisChanges) -> None:
-    leases = RedisLeases(store, store._client, timeout_s=5.0, ttl_s=3.0)
+    leases = RedisLeases(store, timeout_s=5.0, ttl_s=3.0)
     await store.put(entry_of("a"), vector_of(1))
     await store.put(entry_of("b"), None)
     await store.put(entry_of("a"), vector_of(1), (await leases.acquire(A, None)).token)

@@ -18,7 +18,7 @@ SHOWN = 10  # faults that are repeated; `nearhit check` has them all
 MIB, GIB = 2**20, 2**30
 FULL = 64 * MIB  # of free disk: an append-only file and the log need some
 SPARE_FILES = 64  # libraries, logs, models, the loop's own
-STORE_FILES = 17  # connections to the store: gateway/adapters/redis_store.py MAX_CONNECTIONS, and one to watch it
+STORE_FILES = 18  # connections to the store: gateway/adapters/redis_guard.py MAX_CONNECTIONS, one to watch it, the line
 # A million entries of 384 dimensions take 1.3 GB: `make bench-index`, docs/performance.md.
 INDEX_BYTES_AN_ENTRY = 1300
 

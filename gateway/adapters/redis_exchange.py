@@ -1,0 +1,192 @@
+"""Commands and their replies on one connection: those of one turn of the loop go out in one write, replies are matched
+in order.
+
+On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command in
+flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and errors
+are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import DefaultParser
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from gateway.errors import StoreUnavailable
+
+# Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
+# within a time limit before a server that hangs stays small beside a gateway's memory.
+MOST_COMMANDS = 8_192
+MOST_BYTES = 64 * 2**20
+MOST_REPLY = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
+UNREAD: Any = object()  # what the reader gives where no whole reply is there
+Word = str | bytes | int | float
+Command = tuple[Word, ...]
+# Its annotation asks for a tuple of one.
+_packed: Callable[[Command], bytes] = cast("Any", hiredis.pack_command)
+# Who waits for a reply: a future, None where only an error matters (within a transaction); when it is due, on the
+# loop's clock; bytes of the command.
+_Waiting = tuple["asyncio.Future[Any] | None", float, int]
+
+
+class Exchange(asyncio.Protocol):
+    """`demoted`: whether a reply says that this server is not the one to ask; the connection ends with it, as it does
+    with replies such as NOAUTH and LOADING. `gone`: called once, when nothing can be asked here any more."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, demoted: Callable[[Exception], bool], gone: Callable[[Exchange], None]
+    ) -> None:
+        self._loop = loop
+        self._demoted = demoted
+        self._gone = gone
+        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=UNREAD
+        )
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0  # of the commands that wait
+        self._unsent: list[bytes] = []
+        self._refused: Exception | None = None  # the first error within a transaction
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # of the timer
+        self._heard = False  # anything, since the timer was set
+        self._ended = False
+        self.lost = loop.create_future()  # done once the connection is closed
+
+    @property
+    def unanswered(self) -> int:
+        """Commands; those that nobody waits for any more included."""
+        return len(self._waiting)
+
+    def began(self, writer: asyncio.StreamWriter) -> None:
+        """The connection is there; from here on its transport is ours."""
+        self._writer = writer  # at its own end it would close the transport
+        self._transport = writer.transport
+        self._transport.set_protocol(self)
+        if self._ended:
+            self._transport.abort()
+        elif self._unsent:
+            self._send()
+
+    def ask(self, words: Command, due: float) -> asyncio.Future[Any]:
+        """The reply of a command; a `redis.exceptions.TimeoutError` at `due`, on the loop's clock. Whoever stops
+        waiting leaves its place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
+        return self._queued(_packed(words), 1, due)
+
+    def ask_as_one(self, commands: Sequence[Command], due: float) -> asyncio.Future[Any]:
+        """The replies of a transaction. As `ask`, and raises what kept one of the commands from being queued."""
+        steps: tuple[Command, ...] = (("MULTI",), *commands, ("EXEC",))
+        return self._queued(b"".join(map(_packed, steps)), len(steps), due)
+
+    def _queued(self, packed: bytes, replies: int, due: float) -> asyncio.Future[Any]:
+        size = len(packed)
+        if len(self._waiting) >= MOST_COMMANDS or self._bytes + size > MOST_BYTES:
+            raise StoreUnavailable(f"{len(self._waiting)} commands ({self._bytes} bytes) already wait for the store")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        for _ in range(replies - 1):
+            self._waiting.append((None, due, 0))
+        self._waiting.append((future, due, size))
+        self._bytes += size
+        if not self._unsent and self._transport is not None:
+            self._loop.call_soon(self._send)
+        self._unsent.append(packed)
+        if self._timer is None or due < self._due:
+            self._set_timer(due)
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not UNREAD:
+                if not waiting:
+                    return self.end(RedisConnectionError("a reply to nothing that was asked"))
+                future, _, size = waiting.popleft()
+                self._bytes -= size
+                if isinstance(reply, Exception):
+                    if not self._refuse(future, reply):
+                        return None
+                elif future is not None:
+                    self._refused = None
+                    if not future.done():
+                        future.set_result(reply)
+        except InvalidResponse as error:
+            return self.end(error)
+        if reader.len() > MOST_REPLY:
+            self.end(InvalidResponse(f"a reply of more than {MOST_REPLY} bytes"))
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(RedisConnectionError("the server closed the connection" if exc is None else str(exc)))
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def end(self, error: Exception) -> None:
+        """Whoever waits gets `error`, and the connection is closed. As often as you like."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self.lost.set_result(None)
+        self._unsent.clear()
+        for future, _, _ in self._waiting:
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+        self._gone(self)
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+
+    def _refuse(self, future: asyncio.Future[Any] | None, error: Exception) -> bool:
+        """-> whether the connection lasts."""
+        over = isinstance(error, RedisConnectionError) or self._demoted(error)
+        if future is None:
+            self._refused = self._refused or error
+        else:
+            # Of a transaction that was dropped, the first command that was refused says why.
+            error, self._refused = self._refused or error, None
+            if not future.done():
+                future.set_exception(error)
+        if over:
+            self.end(RedisConnectionError(f"the server cannot be asked: {error}"))
+        return not over
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due, self._heard = due, False
+        self._timer = self._loop.call_at(due, self._sweep)
+
+    def _sweep(self) -> None:
+        """Who has waited long enough is told so. A connection on which nothing at all came meanwhile is given up: what
+        is at its other end may not be there any more."""
+        self._timer = None
+        now, late, coming = self._loop.time(), False, float("inf")
+        for future, due, _ in self._waiting:
+            if future is None or future.done():
+                continue
+            if due <= now:
+                late = True
+                future.set_exception(RedisTimeoutError("no reply in time"))
+            else:
+                coming = min(coming, due)
+        if late and not self._heard and self._transport is not None:
+            self.end(RedisConnectionError("no reply in time to what was asked before"))
+        elif coming < float("inf"):
+            self._set_timer(coming)
