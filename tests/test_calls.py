@@ -15,7 +15,7 @@ MOST = {
     "unknown path": (153, 358),
     "exact hit on the stages' path": (128, 179),
     "semantic hit (hash)": (256, 473),
-    "chat miss, stored in both caches": (415, 1175),
+    "chat miss, stored in both caches": (414, 676),
 }
 
 

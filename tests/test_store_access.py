@@ -120,7 +120,7 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path) -
             url = f"redis://127.0.0.1:{port}"
             client = connect(url, access=Access(password="s3cret"))
             store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
-            removals = RedisRemovals(store, client)
+            removals = RedisRemovals(store)
             assert await removals.write_bans({"a": b"1"}, []) is True
             assert replica.client.hgetall("nearhit:1:bans") == {b"a": b"1"}
             replica.freeze()

@@ -6,10 +6,7 @@ leaves them alone.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
-
-from redis.exceptions import RedisError
 
 from gateway.access.store import KeyChange, Outdated
 from gateway.adapters.redis_cluster import at_home
@@ -39,18 +36,14 @@ return 1
 
 
 class RedisKeys:
-    def __init__(self, store: RedisStore, client: Any) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._client = client  # for what must not weigh on the breaker
         self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
 
     async def version(self) -> bytes:
         """Beside the breaker, as that of removals (`gateway.adapters.redis_removal`)."""
-        try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
-                return await self._client.get(self._version) or b""
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        return version or b""
 
     async def by_digest(self, digest: str) -> bytes | None:
         found: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)

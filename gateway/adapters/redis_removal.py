@@ -5,13 +5,10 @@ Whoever removes answers can wait a little longer than a request: the limits here
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
-
-from redis.exceptions import RedisError
 
 from gateway.adapters.redis_cluster import at_home
 from gateway.adapters.redis_durable import ask_durable, is_durable, replicas_of
@@ -35,19 +32,15 @@ Record = tuple[Entry, Placed | None]
 
 
 class RedisRemovals:
-    def __init__(self, store: RedisStore, client: Any) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._client = client  # for what must not weigh on the breaker
         self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
 
     async def version(self) -> bytes:
         """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
         from a request."""
-        try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
-                return await self._client.get(self._version) or b""
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        return version or b""
 
     async def bans(self) -> list[bytes]:
         return await self._store.execute(lambda client: client.hvals(self._bans), TIMEOUT_S)

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,7 +69,12 @@ class RedisStore:
         self._embedder = embedder.encode()
         self._clock = clock
         self.journal = journal
-        self.ask, self.run, self.execute = self._guard.ask, self._guard.run, self._guard.execute
+        self.ask, self.look, self.run, self.execute = (
+            self._guard.ask,
+            self._guard.look,
+            self._guard.run,
+            self._guard.execute,
+        )
         self._told: Callable[[str], None] | None = None
 
     def seen_by(self, embedder: str, told: Callable[[str], None] | None = None) -> RedisStore:
@@ -106,7 +112,7 @@ class RedisStore:
         name, key = entry.fingerprint, self.names.entry(entry.fingerprint)
         commands: list[Command] = [
             ("DEL", key),
-            ("HSET", key, *(word for pair in fields.items() for word in pair)),
+            ("HSET", key, *chain.from_iterable(fields.items())),
             ("PEXPIREAT", key, int(entry.expires * 1000)),
             ("ZADD", self.names.list_of(name), entry.expires, name),
         ]
@@ -119,7 +125,7 @@ class RedisStore:
         name, names = entry.fingerprint, self.names
         keys = [names.entry(name), names.lease(name), names.list_of(name)]
         head: list[Word] = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
-        words: list[Word] = [part for pair in fields.items() for part in pair]
+        words: list[Word] = [*chain.from_iterable(fields.items())]
         arguments: list[Word] = [*head, len(words), *words, *self.told_within(_kind(fields), name)]
         stored = bool(await self.run(PUT, keys, arguments))
         if stored:

@@ -36,7 +36,7 @@ WANTED = Wanted(name="app", tenant="acme")
 async def store(outside_store: OutsideServer) -> AsyncIterator[RedisKeys]:
     client = connect(outside_store.url)
     redis = RedisStore(client, embedder="e", timeout_s=5.0, clock=SystemClock())
-    yield RedisKeys(redis, client)
+    yield RedisKeys(redis)
     await redis.close()
 
 

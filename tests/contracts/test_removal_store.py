@@ -42,7 +42,7 @@ async def opened(
         client = connect(url)
         store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
         stack.push_async_callback(store.close)
-        yield Opened(request.param, store, RedisRemovals(store, client))
+        yield Opened(request.param, store, RedisRemovals(store))
 
 
 async def test_bans_are_kept_replaced_and_dropped_and_each_change_has_a_version(opened: Opened) -> None:
@@ -67,7 +67,7 @@ async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
     for i in range(60):
         size = 20_000 if i == 7 else 1_000
         await opened.store.put(entry_of(str(i), payload=(b"x" * size,)), vector_of(i) if i % 2 else None)
-    other = RedisStore(opened.store._client, embedder="e2", timeout_s=5.0, clock=SystemClock())
+    other = opened.store.seen_by("e2")
     await other.put(entry_of("foreign"), vector_of(1))
     found = {}
     async for page in opened.removals.records("e1"):
@@ -100,7 +100,7 @@ async def test_the_audit_trail_is_bounded_and_the_youngest_come_first(opened: Op
 async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_does_not_open_the_breaker() -> None:
     client = connect("redis://127.0.0.1:9/0")
     store = RedisStore(client, embedder="e1", timeout_s=1.0, clock=SystemClock())
-    removals = RedisRemovals(store, client)
+    removals = RedisRemovals(store)
     for _ in range(10):
         with pytest.raises(StoreUnavailable):
             await removals.version()

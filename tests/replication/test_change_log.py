@@ -48,7 +48,7 @@ async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisSto
     await store.put(entry_of("a"), vector_of(1), (await leases.acquire(A, None)).token)
     await store.delete([A, B])
     await store.add_counterexample("key")
-    await RedisRemovals(store, store._client).write_bans({"1": b"ban"}, [])
+    await RedisRemovals(store).write_bans({"1": b"ban"}, [])
     assert await read(log) == [
         (ChangeKind.VECTORS, "g1", A),
         (ChangeKind.RECORDS, "g1", B),
