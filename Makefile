@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill distill-walk train lock man schema clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -139,6 +139,9 @@ distill: triton  ## a light classifier and its teacher from DATA= and HELD_OUT=,
 	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV)
 	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
 	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
+
+distill-walk: triton  ## after it: a light classifier from what its teacher has answered through a cache, with the commands
+	@$(BIN)/python -m bench.distill_walk --texts $(DATA) --rows $(HELD_OUT) --build-env $(BUILD_ENV)
 
 $(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
 	@test -x $(QUALITY_ENV)/bin/pip || $(BIN)/python -m venv $(QUALITY_ENV)

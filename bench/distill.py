@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import http.client
 import json
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ version: 1
 server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
 backends:
   light: {{adapter: triton, url: "{triton}", model: "{name}"}}
-  large: {{adapter: triton, url: "{triton}", model: "{name}-large"}}
+  large: {{adapter: triton, url: "{triton}", model: "{large}"}}
   inside: {{adapter: onnx, path: "{entry}", task: classify}}
 """
 POLICY = """
@@ -97,6 +98,40 @@ def shown(found: dict[str, Measured], ratio: float) -> str:
     return "\n".join(lines)
 
 
+def version_of(repository: Path, name: str) -> Path:
+    """The newest one."""
+    versions = [each for each in (repository / name).iterdir() if each.name.isdigit()]
+    return max(versions, key=lambda each: int(each.name)).absolute()
+
+
+@contextlib.contextmanager
+def triton_of(repository: Path) -> Iterator[str]:
+    """-> its URL"""
+    environment = ensure_triton(TRITON_ENV, print)
+    with tempfile.TemporaryDirectory() as home, asyncio.Runner() as runner:
+        ports = TritonPorts(grpc=free_port(), http=free_port(), metrics=free_port())
+        triton = runner.run(TritonServer.start(environment, repository, Path(home), ports))
+        try:
+            yield triton.url
+        finally:
+            runner.run(triton.stop())
+
+
+def measured(triton: str, repository: Path, name: str, large: str, rows: Sequence[Row]) -> dict[str, Measured]:
+    """By mode. `name`, `large`: models of the Triton at the URL `triton`."""
+    entry = version_of(repository, name)
+    accept_above = json.loads((entry / "config.json").read_text())["accept_above"]
+    policy = POLICY.format(accept_above=round(accept_above, 6))
+    with gateway_of(CONFIG, policy, triton=triton, name=name, large=large, entry=entry) as it:
+        return {mode: asked(it.port, mode, rows) for mode in MODES}
+
+
+def drawn(file: Path, requests: int) -> list[Row]:
+    rows = list(read_data(file).rows)
+    random.Random(1).shuffle(rows)
+    return rows[:requests]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repository", type=Path, default=Path("build/models"))
@@ -107,22 +142,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--ratio", type=float, default=0.1, help="what a light answer costs, of a large one")
     given = parser.parse_args()
-    rows = list(read_data(given.rows).rows)
-    random.Random(1).shuffle(rows)
-    rows = rows[: given.requests]
-    folder = given.repository / given.name
-    entry = max((each for each in folder.iterdir() if each.name.isdigit()), key=lambda each: int(each.name)).absolute()
-    accept_above = json.loads((entry / "config.json").read_text())["accept_above"]
-    environment = ensure_triton(TRITON_ENV, print)
-    with tempfile.TemporaryDirectory() as home, asyncio.Runner() as runner:
-        ports = TritonPorts(grpc=free_port(), http=free_port(), metrics=free_port())
-        triton = runner.run(TritonServer.start(environment, given.repository, Path(home), ports))
-        try:
-            policy = POLICY.format(accept_above=round(accept_above, 6))
-            with gateway_of(CONFIG, policy, triton=triton.url, name=given.name, entry=entry) as it:
-                found = {mode: asked(it.port, mode, rows) for mode in MODES}
-        finally:
-            runner.run(triton.stop())
+    rows = drawn(given.rows, given.requests)
+    with triton_of(given.repository) as triton:
+        found = measured(triton, given.repository, given.name, f"{given.name}-large", rows)
     print(f"{len(rows)} questions of {given.rows.name}, one after the other\n{shown(found, given.ratio)}")
 
 

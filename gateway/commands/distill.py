@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.commands.admin_client import CommandFailed
 from gateway.commands.asking import WrongUsage, tell
-from gateway.commands.progress import steps
+from gateway.commands.progress import counted, steps
+from gateway.config.environ import secret
 from gateway.distill.data import DataInvalid
+from gateway.distill.judge import JudgeSilent
 from gateway.distill.repository import NAME
 from gateway.distill.run import distil
 from gateway.distill.wishes import Place, Training, Tuning, Wish
-from gateway.distill.written import Writing, WritingWish, distil_writing
+from gateway.distill.written import Asked, Writing, WritingWish, distil_writing
 from gateway.modelkit.environment import FetchFailed
 from gateway.modelkit.fetch import build_environment
 from gateway.modelkit.files import default_model_dir
@@ -61,6 +65,9 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     add("--vocabulary", metavar="N", type=whole, default=4096, help="tokens that it knows; default: %(default)s")
     add("--checked", metavar="N", type=whole, default=400, help="held-out questions it is asked; default: %(default)s")
     add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--judge", metavar="URL", help="a model that is asked where words and embeddings cannot tell two answers apart")
+    add("--judge-model", metavar="NAME", default="default", help="default: %(default)s")
+    add("--judge-key-env", metavar="VARIABLE", help="where the key is that the judge is shown")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="where torch is; default: %(default)s")
     add("--prepare", action="store_true", help="install what is missing there (1.6 GB) and stop")
     add("--model-dir", type=Path, default=None, help="where models are kept")
@@ -80,10 +87,10 @@ def run_distill(arguments: argparse.Namespace) -> int:
             )
         try:
             if arguments.task == "generate":
-                made = distil_writing(writing_wish_of(arguments), step)
+                made = distil_writing(writing_wish_of(arguments), step, partial(counted, quiet=arguments.json))
             else:
                 made = distil(wish_of(arguments), step)
-        except DataInvalid as fault:
+        except (DataInvalid, JudgeSilent) as fault:
             raise CommandFailed(str(fault)) from None
         except FetchFailed as fault:
             if "build environment" not in str(fault):
@@ -163,7 +170,17 @@ def writing_wish_of(arguments: argparse.Namespace) -> WritingWish:
             prune_epochs=arguments.prune_epochs,
             seed=arguments.seed,
         ),
+        judge=judge_of(arguments),
     )
+
+
+def judge_of(arguments: argparse.Namespace) -> Asked | None:
+    if arguments.judge is None:
+        return None
+    if not arguments.judge.startswith(("http://", "https://")):
+        raise WrongUsage(f"--judge {arguments.judge!r}: expected a URL that begins with http:// or https://")
+    key = secret(os.environ, arguments.judge_key_env, "--judge-key-env")
+    return Asked(arguments.judge, arguments.judge_model, key)
 
 
 def fraction(text: str) -> float:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gateway.cache.answers import same_text
-from gateway.distill.answers import Answered, Judged, Student, accepted_above, as_markdown, by_embeddings, figures_of
+from gateway.cache.control.wrong_hits import Label
+from gateway.distill.answers import Answered, Student, accepted_above, as_markdown, by_embeddings, figures_of
 from gateway.distill.data import MAX_ANSWER, Data, DataInvalid, Row, drawn, halves, read_data
+from gateway.distill.judge import Judge
 from gateway.distill.process import trained
 from gateway.distill.report import share_of
 from gateway.distill.repository import CANARY, next_version, put_version, write_report, writing_snippet
-from gateway.distill.wishes import Distilled, Place, Precision, Progress
+from gateway.distill.wishes import Counted, Distilled, Place, Precision, Progress
 from gateway.modelkit.fetch import build_environment
 from gateway.modelkit.files import MODEL, load_manifest
 
@@ -36,6 +38,15 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A judge, an endpoint with OpenAI's protocol."""
+
+    url: str
+    model: str
+    key: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class WritingWish:
     """`student`: a causal language model on disk; None: one of `layers`, `width` and `hidden`, that knows nothing."""
 
@@ -50,10 +61,12 @@ class WritingWish:
     checked: int  # held-out rows that are asked
     precision: Precision
     training: Writing
+    judge: Asked | None = None
 
 
-def distil_writing(wish: WritingWish, progress: Progress) -> Distilled:
-    """Raises `DataInvalid`, `FetchFailed`, `ModelMissing` or `ModelCorrupt`; the repository is then as it was."""
+def distil_writing(wish: WritingWish, progress: Progress, counted: Counted) -> Distilled:
+    """Raises `DataInvalid`, `FetchFailed`, `JudgeSilent`, `ModelMissing` or `ModelCorrupt`; the repository is then as
+    it was."""
     place = wish.place
     data = read_data(place.data, MAX_ANSWER)
     learnt, held = halves(data, place.held_out, place.hold_out, wish.training.seed, MAX_ANSWER)
@@ -66,7 +79,7 @@ def distil_writing(wish: WritingWish, progress: Progress) -> Distilled:
     progress(f"training on {len(learnt)} answers, in {place.work}")
     rows = [{"text": row.text, "label": row.label} for row in learnt]
     said = trained(place, python, _job(wish), rows, None)
-    return _published(wish, said, learnt, held, data, progress)
+    return _published(wish, said, learnt, held, data, counted)
 
 
 def _job(wish: WritingWish) -> dict[str, object]:
@@ -78,22 +91,26 @@ def _job(wish: WritingWish) -> dict[str, object]:
 
 
 def _published(
-    wish: WritingWish, said: dict[str, Any], learnt: Sequence[Row], held: Sequence[Row], data: Data, progress: Progress
+    wish: WritingWish, said: dict[str, Any], learnt: Sequence[Row], held: Sequence[Row], data: Data, counted: Counted
 ) -> Distilled:
     place, seed = wish.place, wish.training.seed
     built = place.work / "student"
-    student, judged = Student(built), by_embeddings(place.models / MODEL)
-    asked = sorted(held, key=lambda row: drawn(row.text, seed + 2))[: wish.checked]
-    progress(f"asking {len(asked)} held-out questions")
-    chosen, rest = asked[::2], asked[1::2]
-    accept_above = accepted_above(_answered(student, chosen, judged), wish.agreement)
-    found = _answered(student, rest, judged)
-    figures = figures_of(found, len(rest), accept_above)
-    known = _answered(student, sorted(learnt, key=lambda row: drawn(row.text, seed + 2))[:BY_HEART], judged)
+    asked, again = (
+        sorted(rows, key=lambda row: drawn(row.text, seed + 2))[:most]
+        for rows, most in ((held, wish.checked), (learnt, BY_HEART))
+    )
+    student, judged, words = Student(built), by_embeddings(place.models / MODEL), "words and embeddings"
+    if wish.judge is not None:
+        judged, words = Judge(wish.judge.url, wish.judge.model, wish.judge.key, judged), "words, embeddings and a judge"
+    with counted("asking the student", len(asked) + len(again), "questions") as told:
+        accept_above = accepted_above(student.answered(asked[::2], judged, told), wish.agreement)
+        found = student.answered(asked[1::2], judged, told)
+        known = student.answered(again, lambda _, __: Label.UNDECIDED, told)
+    figures = figures_of(found, len(asked[1::2]), accept_above)
     version = next_version(place.repository, place.name)
     report = {
         "name": place.name, "version": version, "rows": len(learnt), "skipped": data.skipped, "held_out": len(held),
-        "checked": len(asked), "accept_above": round(accept_above, 4), "told_by": "words and embeddings",
+        "checked": len(asked), "accept_above": round(accept_above, 4), "told_by": words,
         "by_heart": asdict(share_of([same_text(each.row.label, each.text) for each in known])),
         "training": asdict(wish.training), "precision": wish.precision, "bytes": (built / "model.onnx").stat().st_size,
         "samples": [_sample(each) for each in found[:SAMPLES]], **said,
@@ -107,10 +124,6 @@ def _published(
         write_report(folder, whole, text)
         entry = put_version(folder, place.repository, place.name)
     return Distilled(entry, None, whole, text, policy)
-
-
-def _answered(student: Student, rows: Sequence[Row], judged: Judged) -> list[Answered]:
-    return student.answered(rows, judged, lambda _: None)
 
 
 def _sample(one: Answered) -> dict[str, object]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from aiohttp import web
 
 from gateway.cache.control.wrong_hits import Label
 from gateway.cli import main
 from gateway.distill.answers import Answered, accepted_above, figures_of
 from gateway.distill.data import Row
+from gateway.distill.judge import Judge, JudgeSilent
 from gateway.generation.asked import Sampling, asked_of
 from tests.distill.conftest import BUILD_ENV
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.onnx_models import LEARNT, generator
+from tests.fixtures.upstream import Upstream, completion, question_of
 
 FLOORS = [
     (f"On which floor is room {n}?", f"Room {n} is on floor {n // 100}, by the lift.") for n in range(103, 915, 51)
@@ -78,6 +83,30 @@ def test_what_an_answer_of_another_costs_is_what_it_cost_to_say_it() -> None:
         assert sum(model.likelihoods(asked, answer[::-1], onnxruntime.RunOptions())) < sum(told) - 10
 
 
+async def test_a_judge_is_asked_where_words_and_embeddings_cannot_tell(upstream: Upstream) -> None:
+    async def same(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(completion(call, "SAME."))
+
+    upstream.answer = same
+    told = {"a": Label.WRONG, "b": Label.UNDECIDED}
+    judge = Judge(upstream.url, "large", "sk-1", lambda _, text: told[text])
+    row = Row("How much?", "Nothing at all.")
+    assert await asyncio.to_thread(judge, row, "a") is Label.WRONG
+    assert not upstream.calls
+    assert await asyncio.to_thread(judge, row, "b") is Label.RIGHT
+    (call,) = upstream.chats
+    assert call.headers["Authorization"] == "Bearer sk-1"
+    assert call.json["model"] == "large"
+    assert all(text in question_of(call.json) for text in ("How much?", "Nothing at all.", "\nb\n"))
+
+    async def failing(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    upstream.answer = failing
+    with pytest.raises(JudgeSilent, match="answered with status 503, expected 200"):
+        await asyncio.to_thread(judge, row, "b")
+
+
 def test_figures_and_threshold_of_answers_by_hand() -> None:
     def one(confidence: float, says: Label, text: str = "a") -> Answered:
         return Answered(Row("q", "A "), text, confidence, says, 2.0, 4, 0.5)
@@ -100,6 +129,7 @@ def test_what_does_not_fit_the_task_is_said_before_anything_is_trained(
     for given, expected in (
         (["--task", "generate", "--large"], "--large is of classifiers"),
         (["--task", "generate", "--student", str(tmp_path)], "has no config.json"),
+        (["--task", "generate", "--judge", "localhost"], "expected a URL that begins with http"),
         (["--tensorrt"], "expected --precision fp16 or fp32"),
         (["--teacher-frozen", "6"], "expected --teacher-epochs 0"),
         ([], "there is `--task generate`"),

@@ -44,29 +44,42 @@ class Decoder(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return said.logits, *_flat(said.past_key_values)
 
 
+def try_export(model: Any, rows: Sequence[Sequence[int]]) -> None:
+    """Before hours of training. `rows`: texts on which graph and model are compared. Raises `Unfit`."""
+    kept = model.config._attn_implementation
+    with tempfile.TemporaryDirectory() as scratch:
+        _graph(model, rows, Path(scratch) / "fp32.onnx")
+    model.set_attn_implementation(kept)
+
+
 def exported(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], target: Path, precision: str) -> int:
-    """Writes the folder `target`; returns the bytes of the graph as fp32. `rows`: texts on which graph and model are
-    compared. Raises `Unfit`."""
-    weights = sum(each.numel() for each in model.parameters())
-    if 4 * weights > MOST_BYTES:
-        raise Unfit(f"the student has {weights} weights, expected {MOST_BYTES // 4} at most")
-    model.eval()
-    model.set_attn_implementation("eager")  # the fused one has no operator in the opset of the export
+    """Writes the folder `target`; returns the bytes of the graph as fp32. `rows`: as of `try_export`. Raises
+    `Unfit`."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "fp32.onnx"
-        try:
-            _traced(model, whole)
-        except Exception as error:  # whatever an architecture and the tracer think of each other
-            raise Unfit(f"{type(model).__name__} cannot be exported as a decoder: {str(error)[:300]}") from None
-        _check(model, whole, rows)
+        _graph(model, rows, whole)
         convert(whole, target / "model.onnx", precision)
         size = whole.stat().st_size
     model.config.save_pretrained(target)
     GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(target)
     tokenizer.save_pretrained(target)
     return size
+
+
+def _graph(model: Any, rows: Sequence[Sequence[int]], whole: Path) -> None:
+    """The model's own attention is then the eager one. Raises `Unfit`."""
+    weights = sum(each.numel() for each in model.parameters())
+    if 4 * weights > MOST_BYTES:
+        raise Unfit(f"the student has {weights} weights, expected {MOST_BYTES // 4} at most")
+    model.eval()
+    model.set_attn_implementation("eager")  # the fused one has no operator in the opset of the export
+    try:
+        _traced(model, whole)
+    except Exception as error:  # whatever an architecture and the tracer think of each other
+        raise Unfit(f"{type(model).__name__} cannot be exported as a decoder: {str(error)[:300]}") from None
+    _check(model, whole, rows)
 
 
 def _traced(model: Any, whole: Path) -> None:

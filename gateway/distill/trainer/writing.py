@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from . import speaking
-from .decoder import exported
+from .decoder import exported, try_export
 from .faults import Unfit
 from .progress import shown
 from .pruning import Pruning, zeros_of
@@ -59,10 +59,12 @@ def write(
     fitting = [line for line in lines if len(line.ids) <= context]
     if not fitting:
         raise Unfit(f"no question has room for its answer in {context} tokens, expected a larger --context")
-    plan = Plan(**job["plan"])
+    plan, some = Plan(**job["plan"]), [line.ids for line in fitting[:4]]
+    if job["student"]:
+        try_export(model, some)
     with shown("training", plan.total, "epochs", quiet=quiet) as tell:
         begun = train(model, fitting, plan, folder / "checkpoint.pt", digest, tell.epoch)
-    size = exported(model, tokenizer, [line.ids for line in fitting[:4]], folder / "student", job["precision"])
+    size = exported(model, tokenizer, some, folder / "student", job["precision"])
     return {
         "fp32_bytes": size,
         "resumed_after": begun,
