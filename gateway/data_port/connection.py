@@ -8,7 +8,7 @@ import logging
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from gateway.dialects.openai import OpenAI
+from gateway.data_port.refusals import refused
 
 LOG = logging.getLogger("nearhit")
 
@@ -32,10 +32,7 @@ class Connection(RequestHandler):
 
 def refusal(status: int, message: str) -> web.Response:
     """The last answer on its connection."""
-    response = web.Response(
-        status=status,
-        headers={"Content-Type": "application/json", "Server": "nearhit"},
-        body=OpenAI().error("invalid_request_error" if status < 500 else "internal_error", message),
-    )
+    answer = refused(status, message)
+    response = web.Response(status=status, headers=answer.headers, body=answer.data)
     response.force_close()
     return response

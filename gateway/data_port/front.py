@@ -2,41 +2,35 @@
 
 The very same bytes from the very same client were read, routed and answered a moment ago: as long as the policy is the
 same object and the entry still lies in memory and is fresh, every decision would come out the same. Everything that
-decides is in the key: path, all headers but those that only trace the request, body. Limits and observation hold here
-as on the stages' path.
+decides is in the key: method, target, all headers but those that only trace the request, body. Limits and observation
+hold here as on the stages' path. The answer is bytes: a head whose few changing values are put in, and the body.
 
-Measured (`make bench`, exact hit): docs/performance.md.
+Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from aiohttp import web
+from hashlib import sha256
 
 from gateway.access.permits import Permit
-from gateway.bodies import Ready
-from gateway.cache.directives import NONE
-from gateway.cache.freshness import Lifetime, freshness_of
-from gateway.cache.hits import provenance_of
-from gateway.data_port.wire import Prebuilt, whole
-from gateway.messages import Entry, EventStream, Request, Response, Verdict, Whole
+from gateway.cache.freshness import SKEW_S
+from gateway.data_port.heads import Head
+from gateway.data_port.wire import fields_of, http_date, status_line
+from gateway.messages import Request, Response, Verdict
+from gateway.observing.decimals import tenths_of_millis
 from gateway.observing.observer import Observer
-from gateway.observing.trace import Trace
-from gateway.ports import Clock, Dialect, NearStore
-from gateway.response_headers import answer_headers
-from gateway.traffic.facts import Facts
+from gateway.observing.repeated import Repeated, repeated_of
+from gateway.observing.request_ids import RequestIds
+from gateway.ports import Clock, NearStore
 
 MAX_KNOWN = 4096  # of some kB each, and what they refer to lies in the front store anyway
 MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
 # Of answers in a form that is not the stored one, which lie here alone: streams, and wholes put together from them.
 MAX_FORMED_BYTES = 32 * 1024 * 1024
 MAX_FORMED = 512 * 1024  # of one of them
-# They differ from request to request and decide nothing.
-TRACING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"baggage", b"x-stainless-retry-count"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +38,32 @@ class _Known:
     """A request that ended in an exact hit, and its answer in the form in which it went out."""
 
     table: object
-    entry: Entry
-    lifetime: Lifetime
-    dialect: Dialect
-    route: str
-    tenant: str
-    expose_headers: bool
-    facts: Facts | None
-    headers: tuple[tuple[str, str], ...]
+    told: Repeated
+    created: float  # of the entry: wall clock
+    ttl_s: float  # its own, under the policy
+    before_id: bytes  # of the head
+    before_timing: bytes
+    before_date: bytes
     body: bytes
-    permit: Permit | None
 
     @property
     def formed(self) -> int:
         """Bytes that the store's own copy does not have."""
-        return 0 if self.body is self.entry.payload[0] else len(self.body)
+        return 0 if self.body is self.told.entry.payload[0] else len(self.body)
+
+    def answer(self, request_id: str, age_s: float, left_s: float, seconds: float, date: bytes) -> bytes:
+        """What `answer_headers` and `head_of` make of it. A request's id has no line break."""
+        if not self.told.expose_headers:
+            return b"%bx-request-id: %b\r\nServer: nearhit\r\n%b%b\r\n\r\n%b" % (
+                self.before_id, request_id.encode(), self.before_date, date, self.body,
+            )  # fmt: skip
+        return (
+            b"%bx-request-id: %b\r\nServer: nearhit\r\nCache-Status: nearhit; hit; detail=exact; ttl=%d\r\n"
+            b"Age: %d\r\n%bServer-Timing: exact;dur=%b\r\n%b%b\r\n\r\n%b"
+        ) % (
+            self.before_id, request_id.encode(), left_s, age_s, self.before_timing,
+            tenths_of_millis(seconds).encode(), self.before_date, date, self.body,
+        )  # fmt: skip
 
 
 class Front:
@@ -78,79 +83,61 @@ class Front:
         self._table = table
         self._observer = observer
         self._clock = clock
+        self._ids = RequestIds()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._formed_bytes = 0
 
-    def key(self, http: web.BaseRequest, body: bytes) -> bytes | None:
-        """Of a request and its whole body; None where this path does not apply."""
-        if http.method != "POST" or len(body) > MAX_BODY:
+    def answer(self, head: Head, body: bytes) -> bytes | None:
+        """The whole answer to a request on a connection that goes on; it is counted and logged. None: the stages are to
+        be asked."""
+        if head.length > MAX_BODY or head.method != "POST" or not self._known:
             return None
-        # No header can contain a line break, so the parts cannot run into each other.
-        parts = [http.raw_path.encode("utf-8", "surrogateescape")]
-        parts += [name + b":" + value for name, value in http.raw_headers if name.lower() not in TRACING]
-        parts += [b"", body]
-        return hashlib.sha256(b"\n".join(parts)).digest()
-
-    def answer(self, http: web.BaseRequest, key: bytes, request_id: str, path: str) -> Prebuilt | web.Response | None:
+        key = sha256(head.decisive + body).digest()
         known = self._known.get(key)
         if known is None:
             return None
-        received = self._clock.monotonic()
-        entry = self._store.peek(known.entry.fingerprint)
-        if known.table is not self._table() or entry is not known.entry:
+        received, told = self._clock.monotonic(), known.told
+        if known.table is not self._table() or self._store.peek(told.entry.fingerprint) is not told.entry:
             self._forget(key)
             return None
-        if known.permit is not None and not self._holds(known.permit):
+        if told.permit is not None and not self._holds(told.permit):
             return None
-        freshness = freshness_of(entry, known.lifetime, NONE, self._clock.wall())
-        if not freshness.fresh:
+        # As `freshness_of` decides where the client says nothing of ages.
+        wall = self._clock.wall()
+        age_s = wall - known.created
+        left_s = known.ttl_s - age_s if age_s > 0 else known.ttl_s
+        if left_s <= 0 or age_s < -SKEW_S:
             return None
-        trace = Trace(self._clock)
-        trace.dialect, trace.route, trace.tenant = known.dialect, known.route, known.tenant
-        trace.expose_headers, trace.facts, trace.permit = known.expose_headers, known.facts, known.permit
-        provenance = provenance_of(entry, freshness, Verdict.EXACT)
-        self._observer.begin(trace, http.headers)
-        if trace.traced is not None:
-            trace.traced.operation, trace.traced.model = entry.operation, entry.model
-        trace.since("exact", received)
-        self._observer.first_byte(received, trace)
-        self._observer.over(
-            request_id=request_id,
-            method="POST",
-            path=path,
-            received=received,
-            trace=trace,
-            status=200,
-            provenance=provenance,
-        )
-        return whole(http, 200, answer_headers(known.headers, request_id, trace, provenance), known.body)
+        request_id = self._ids.of(head.headers)
+        seconds = self._clock.monotonic() - received
+        self._observer.hit(told, request_id, head.headers, received, seconds, wall)
+        return known.answer(request_id, max(0.0, age_s), left_s, seconds, http_date())
 
-    def learn(self, key: bytes, table: object, request: Request, response: Response) -> None:
-        """Remembers a request that has just ended in an exact hit on the stages' path, under the policy `table`."""
+    def learn(
+        self, head: Head, body: bytes, table: object, request: Request, response: Response, answer: bytes
+    ) -> None:
+        """Remembers a request that has just ended in an exact hit on the stages' path, under the policy `table`.
+        `answer`: the bytes of the response's body."""
         trace, served = request.trace, request.trace.served
-        if served is None or trace.dialect is None:
+        if served is None or trace.dialect is None or head.method != "POST" or len(body) > MAX_BODY:
             return
         if response.provenance.verdict is not Verdict.EXACT or request.headers.get("cache-control") is not None:
             return
-        body = _bytes_of(response)
-        if body is None:
-            return
         entry, lifetime = served
-        if body is not entry.payload[0] and len(body) > MAX_FORMED:
+        if answer is not entry.payload[0] and len(answer) > MAX_FORMED:
             return
+        key = sha256(head.decisive + body).digest()
         self._forget(key)
+        route = f"x-nearhit-route: {trace.route}\r\n" if trace.route else ""
         known = self._known[key] = _Known(
-            table=table,
-            entry=entry,
-            lifetime=lifetime,
-            dialect=trace.dialect,
-            route=trace.route,
-            tenant=trace.tenant,
-            expose_headers=trace.expose_headers,
-            facts=trace.facts,
-            headers=response.headers,
-            body=body,
-            permit=trace.permit,
+            table,
+            repeated_of(trace, trace.dialect, entry, lifetime, request.path),
+            entry.created,
+            lifetime.ttl_of(entry),
+            status_line(200) + fields_of(response.headers),
+            route.encode(),
+            b"Content-Length: %d\r\nDate: " % len(answer),
+            answer,
         )
         self._formed_bytes += known.formed
         while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:
@@ -160,14 +147,3 @@ class Front:
         known = self._known.pop(key, None)
         if known is not None:
             self._formed_bytes -= known.formed
-
-
-def _bytes_of(response: Response) -> bytes | None:
-    """What goes over the wire of an answer that is all there: a stream is one burst."""
-    body = response.body
-    if isinstance(body, Whole):
-        return body.data
-    if not isinstance(body, EventStream) or not isinstance(body.events, Ready):
-        return None
-    burst = b"".join(event.frame() for event in body.events.items)
-    return burst if len(burst) <= MAX_FORMED else None

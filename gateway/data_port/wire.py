@@ -1,7 +1,7 @@
-"""Whole answers as bytes: head and body built at once and written at once.
+"""Answers as bytes: heads built and written at once.
 
 aiohttp's `web.Response` costs about 12 us an answer in header maps and checks that a finished answer does not need;
-it stays in use where it knows more than this does: HTTP/1.0, HEAD, bodiless statuses.
+it stays in use for HTTP/1.0, where it knows more than this does.
 """
 
 from __future__ import annotations
@@ -14,42 +14,93 @@ from aiohttp.helpers import rfc822_formatted_time
 
 Headers = Sequence[tuple[str, str]]
 REASONS = {status.value: status.phrase for status in HTTPStatus}
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Prebuilt:
     """What aiohttp's server asks of a response: `prepare`, `write_eof`, `keep_alive`."""
 
-    __slots__ = ("_data", "body_length", "keep_alive", "status")
+    __slots__ = ("_answer", "body_length", "keep_alive", "status")
 
-    def __init__(self, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> None:
+    def __init__(self, status: int, answer: bytes, body_length: int, *, keep_alive: bool) -> None:
         self.status = status
-        self.body_length = len(body)
+        self.body_length = body_length
         self.keep_alive = keep_alive
-        self._data = head_of(status, headers, len(body), keep_alive=keep_alive) + body
+        self._answer = answer
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        await request.writer.write(self._data)
+        await request.writer.write(self._answer)
 
     async def write_eof(self) -> None:
         """All was written by `prepare`."""
 
 
 def whole(http: web.BaseRequest, status: int, headers: Headers, body: bytes) -> Prebuilt | web.Response:
-    """The cheapest response object that says this correctly."""
-    if http.version != (1, 1) or http.method == "HEAD" or status < 200 or status in (204, 304):
+    """For aiohttp to send."""
+    if http.version != (1, 1):
         return web.Response(status=status, headers=headers, body=body)
-    return Prebuilt(status, headers, body, keep_alive=bool(http.keep_alive))
+    keep_alive = bool(http.keep_alive)
+    answer = whole_answer(http.method, status, headers, body, keep_alive=keep_alive)
+    return Prebuilt(status, answer, len(body), keep_alive=keep_alive)
 
 
-def head_of(status: int, headers: Headers, length: int, *, keep_alive: bool) -> bytes:
-    """Raises `ValueError` on a header that would end its line: an answer cannot be split in two."""
-    lines = [f"HTTP/1.1 {status} {REASONS.get(status, '')}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines.append(f"Content-Length: {length}")
-    lines.append(f"Date: {rfc822_formatted_time()}")
-    if not keep_alive:
-        lines.append("Connection: close")
-    text = "\r\n".join(lines)
-    if text.count("\r") != len(lines) - 1 or text.count("\n") != len(lines) - 1:
+def whole_answer(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
+    """Head and body. `method`: of the request; the answer to a HEAD has the length of what is not sent. Raises
+    `ValueError` on a header that would end its line."""
+    if bodiless("", status):
+        return head_of(status, _without_length(headers), keep_alive=keep_alive)
+    if method == "HEAD":
+        known = any(name.lower() == "content-length" for name, _ in headers)
+        return head_of(status, headers, length=None if known else len(body), keep_alive=keep_alive)
+    return head_of(status, _without_length(headers), length=len(body), keep_alive=keep_alive) + body
+
+
+def bodiless(method: str, status: int) -> bool:
+    """Whether an answer has no body, whatever its headers say (RFC 9112 section 6.3)."""
+    return method == "HEAD" or status in (204, 304) or status < 200
+
+
+def stream_head(method: str, status: int, headers: Headers, *, keep_alive: bool) -> tuple[bytes, bool]:
+    """The head of a body that comes in pieces, and whether they go in chunks: they do where nobody has said how long
+    they are together."""
+    names = {name.lower() for name, _ in headers}
+    none = bodiless(method, status)
+    chunked = not none and "content-length" not in names
+    added = [("Transfer-Encoding", "chunked")] if chunked else []
+    if not none and "content-type" not in names:
+        added.append(("Content-Type", "application/octet-stream"))  # RFC 9110 section 8.3
+    kept = _without_length(headers) if status == 204 or status < 200 else headers
+    return head_of(status, [*kept, *added], keep_alive=keep_alive), chunked
+
+
+def chunk_of(piece: bytes) -> bytes:
+    """`piece` is not empty: that would be the last one."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def head_of(status: int, headers: Headers, *, length: int | None = None, keep_alive: bool) -> bytes:
+    """`length`: of the body, where that is how its end is found. Raises `ValueError` on a header that would end its
+    line: an answer cannot be split in two."""
+    ends = "" if length is None else f"Content-Length: {length}\r\n"
+    closes = "" if keep_alive else "\r\nConnection: close"
+    return status_line(status) + fields_of(headers) + f"{ends}Date: {rfc822_formatted_time()}{closes}\r\n\r\n".encode()
+
+
+def status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\n".encode()
+
+
+def fields_of(headers: Headers) -> bytes:
+    """Each with the end of its line. Raises `ValueError`."""
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError("a header contains a line break")
-    return text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    return text.encode("utf-8", "surrogateescape")
+
+
+def http_date() -> bytes:
+    return rfc822_formatted_time().encode()
+
+
+def _without_length(headers: Headers) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() != "content-length"]

@@ -14,9 +14,12 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.messages import Provenance, Verdict
+from gateway.observing.decimals import millis, thousandths
 from gateway.observing.trace import Trace
 
 FLUSH_EVERY_S = 0.1
+# The fields of every line, as `Repeated` writes them.
+COMMON = b'"level":"info","logger":"nearhit.access","message":"request"'
 MAX_LINES = 1000  # held at most
 
 
@@ -47,7 +50,11 @@ class AccessLog:
         self._flush_at: asyncio.TimerHandle | None = None
 
     def write(self, fields: dict[str, Any]) -> None:
-        self._lines.append(orjson.dumps(fields))
+        self.add(orjson.dumps(fields))
+
+    def add(self, line: bytes) -> None:
+        """A line as JSON."""
+        self._lines.append(line)
         if self._flush_at is None:
             self._flush_at = asyncio.get_running_loop().call_later(FLUSH_EVERY_S, self.flush)
         if len(self._lines) >= MAX_LINES:
@@ -76,7 +83,7 @@ def access_fields(
     """What is logged of a request; `seconds` from its arrival to the end of its answer."""
     dialect = trace.dialect
     fields: dict[str, Any] = {
-        "time": round(time.time(), 3),
+        "time": thousandths(time.time()),
         "level": "info",
         "logger": "nearhit.access",
         "message": "request",
@@ -86,8 +93,8 @@ def access_fields(
         "status": status,
         "route": trace.route,
         "tenant": trace.tenant[:12],
-        "ms": round(1e3 * seconds, 3),
-        "timing_ms": {stage: round(1e3 * spent, 3) for stage, spent in trace.spans.items()},
+        "ms": millis(seconds),
+        "timing_ms": {stage: millis(spent) for stage, spent in trace.spans.items()},
     }
     if trace.traced is not None:
         fields["trace_id"] = trace.traced.trace_id

@@ -19,12 +19,21 @@ LATENCY_BUCKETS = (
 )  # fmt: skip
 
 
+def bucket_of(seconds: float) -> int:
+    """Where in `LATENCY_BUCKETS`."""
+    return bisect_left(LATENCY_BUCKETS, seconds)
+
+
 class Counter:
     def __init__(self, name: str, help_text: str, labels: Labels) -> None:
         self.name, self.help, self.labels = name, help_text, labels
         self.values: dict[Labels, float] = {}
 
     def add(self, *labels: str, amount: float = 1.0) -> None:
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def add_to(self, labels: Labels, amount: float = 1.0) -> None:
+        """`add` for who has the labels at hand as they are kept."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def total(self) -> float:
@@ -71,12 +80,20 @@ class Histogram:
         self.exemplars: dict[Labels, dict[int, Exemplar]] = {}  # the last one of each bucket
 
     def observe(self, seconds: float, *labels: str) -> None:
-        counts = self.counts.get(labels)
-        if counts is None:
-            counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
-            self.sums[labels] = 0.0
+        counts = self.counts.get(labels) or self._begun(labels)
         counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
         self.sums[labels] += seconds
+
+    def observe_in(self, bucket: int, seconds: float, labels: Labels) -> None:
+        """`observe` for who has several histograms for the same time. `bucket`: of `seconds`."""
+        counts = self.counts.get(labels) or self._begun(labels)
+        counts[bucket] += 1
+        self.sums[labels] += seconds
+
+    def _begun(self, labels: Labels) -> list[int]:
+        counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
+        self.sums[labels] = 0.0
+        return counts
 
     def exemplify(self, seconds: float, trace_id: str, wall: float, *labels: str) -> None:
         """Names a trace that took `seconds`; they are counted by `observe`. `wall`: wall clock, seconds."""

@@ -6,9 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.cache.directives import NONE
+from gateway.cache.freshness import freshness_of
+from gateway.cache.hits import provenance_of
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
+from gateway.observing.metrics import bucket_of
+from gateway.observing.repeated import NO_LABELS, STAGE, Repeated
 from gateway.observing.spans import root_of
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
@@ -62,6 +67,61 @@ class Observer:
         waited = trace.spans.get("upstream", 0.0) + trace.spans.get("wait", 0.0)
         spent = self._clock.monotonic() - received - waited
         self._telemetry.overhead_seconds.observe(max(0.0, spent))
+
+    def hit(
+        self,
+        what: Repeated,
+        request_id: str,
+        headers: Mapping[str, str],
+        received: float,
+        seconds: float,
+        wall: float,
+    ) -> None:
+        """All that `begin`, `first_byte` and `over` leave of an exact hit that took `seconds`, from `received`
+        (monotonic seconds) to when its bytes were handed over. `wall`: when it was found fresh."""
+        if self._tracing is not None or what.facts is not None or self._decisions.watched:
+            self._hit_in_full(what, request_id, headers, received, seconds, wall)
+            return
+        telemetry, entry, bucket = self._telemetry, what.entry, bucket_of(seconds)
+        telemetry.requests.add_to(what.requests)
+        telemetry.request_seconds.observe_in(bucket, seconds, what.seconds)
+        telemetry.stage_seconds.observe_in(bucket, seconds, STAGE)
+        telemetry.overhead_seconds.observe_in(bucket, seconds, NO_LABELS)
+        self._used(entry.fingerprint)
+        if what.tokens:
+            telemetry.tokens_saved.add_to(what.route, what.tokens)
+            telemetry.cost_saved.add_to(what.route, entry.cost_dollars)
+        if entry.upstream_s:
+            telemetry.backend_seconds_saved.add_to(what.route, entry.upstream_s)
+        if self._access_log is not None and self._shares.keep(Verdict.EXACT, 200):
+            self._access_log.add(what.line(request_id, seconds, wall))
+
+    def _hit_in_full(
+        self,
+        what: Repeated,
+        request_id: str,
+        headers: Mapping[str, str],
+        received: float,
+        seconds: float,
+        wall: float,
+    ) -> None:
+        trace = Trace(self._clock)
+        what.trace_into(trace)
+        self.begin(trace, headers)
+        if trace.traced is not None:
+            trace.traced.operation, trace.traced.model = what.entry.operation, what.entry.model
+            trace.traced.mark("exact", received, received + seconds, "")
+        trace.add("exact", seconds)
+        self.first_byte(received, trace)
+        self.over(
+            request_id=request_id,
+            method="POST",
+            path=what.path,
+            received=received,
+            trace=trace,
+            status=200,
+            provenance=provenance_of(what.entry, freshness_of(what.entry, what.lifetime, NONE, wall), Verdict.EXACT),
+        )
 
     def over(
         self,

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.messages import Embedding, Entry
+from gateway.observing.decimals import tenths_of_millis
 from gateway.observing.traced import Traced, UpstreamCall
 from gateway.ports import Clock, Dialect
 from gateway.routing.outlook import Outlook
@@ -103,7 +104,8 @@ class Trace:
         """The header's value: milliseconds to 0.1 ms, what the verification came to, what was predicted."""
         told = "" if self.judged is None else f';desc="p={self.judged.probability:.3f}"'
         steps = [
-            f"{name}{told if name == 'verify' else ''};dur={1e3 * seconds:.1f}" for name, seconds in self.spans.items()
+            f"{name}{told if name == 'verify' else ''};dur={tenths_of_millis(seconds)}"
+            for name, seconds in self.spans.items()
         ]
         if self.outlook is not None:
             steps.append(f'predict;desc="{self.outlook.told()}"')

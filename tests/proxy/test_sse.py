@@ -129,7 +129,7 @@ def transports(served: Served) -> list[asyncio.Transport]:
     """Of the connections to the client and to the upstream."""
     runner, backend = served.gateway.data_port._runner, served.gateway.parts.pools["main"].lanes[0].backend
     kept = [protocol for pool in backend._session.connector._conns.values() for protocol, _ in pool]
-    return [connection.transport for connection in [*runner.server.connections, *kept]]
+    return [plain._transport for plain in runner.server._plain] + [each.transport for each in kept]
 
 
 def undelayed(transport: asyncio.Transport) -> bool:

@@ -1,0 +1,80 @@
+"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain (`Connections`)."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from gateway.bodies import close_body
+from gateway.data_port.connection import refusal
+from gateway.data_port.request_body import HttpBody, taken_whole
+from gateway.data_port.service import Service, at_hand, pieces_of
+from gateway.data_port.websocket import relay
+from gateway.data_port.wire import Prebuilt, whole
+from gateway.errors import StreamBroken
+from gateway.messages import Body, Request, Response, Tunnel, Whole
+from gateway.response_headers import answer_headers
+
+ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
+Sendable = web.StreamResponse | Prebuilt
+
+
+class AiohttpEdge:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, http: web.BaseRequest) -> Sendable:
+        service, config = self._service, self._service.config
+        path, _, query = _target(http).partition("?")
+        if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
+            return refusal(400, "Transfer-Encoding: expected chunked alone")
+        early = await service.early(http.method, path, http.headers)
+        if early is not None and isinstance(early.body, Whole):
+            return whole(http, early.status, early.headers, early.body.data)
+        service.inflight += 1
+        try:
+            source = HttpBody(http, taken_whole(http), max_bytes=config.max_body, timeout_s=config.body_timeout)
+            request = service.request(http.method, path, query, http.headers, source, http.remote or "")
+            return await self._send(http, request, await service.answer(request))
+        finally:
+            service.inflight -= 1
+
+    async def _send(self, http: web.BaseRequest, request: Request, response: Response) -> Sendable:
+        headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
+        body = response.body
+        try:
+            if isinstance(body, Tunnel):
+                service = self._service
+                return await relay(http, body.upstream, max_frame=service.config.max_body, stopping=service.stopping)
+            data = at_hand(body)
+            if data is not None:
+                return whole(http, response.status, headers, data)
+            return await _relay(http, response.status, headers, body)
+        finally:
+            await close_body(body)
+
+
+async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, str]], body: Body) -> web.StreamResponse:
+    out = web.StreamResponse(status=status, headers=headers)
+    await out.prepare(http)
+    try:
+        async for piece in pieces_of(body):
+            await out.write(piece)
+        await out.write_eof()
+    except StreamBroken:
+        # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+        if http.transport is not None:
+            http.transport.abort()
+    return out
+
+
+def _target(http: web.BaseRequest) -> str:
+    """Path and query as sent. Clients of a proxy send the absolute form (RFC 9112 section 3.2.2): whose host it names
+    decides nothing here, as the backend is the policy's choice."""
+    target = http.raw_path
+    absolute = None if target.startswith("/") else ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        return target
+    return absolute[1] if absolute[1].startswith("/") else "/" + absolute[1]

@@ -1,0 +1,293 @@
+"""A client's connection for as long as it asks plainly: requests whose framing can be read in one way only, which came
+whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what `Front` knows
+without any task (docs/decisions/0029-plain-requests.md has the measurement).
+
+Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
+with all that has not been answered, and stays there. So nothing here needs to know how such a request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from typing import TYPE_CHECKING, cast
+
+from gateway.bodies import AtHand, close_body
+from gateway.data_port.heads import MAX_HEAD, Head
+from gateway.data_port.refusals import refused
+from gateway.data_port.service import at_hand, pieces_of
+from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, chunk_of, stream_head, whole_answer
+from gateway.errors import StreamBroken
+from gateway.messages import Request, Response, Tunnel, Whole
+from gateway.response_headers import answer_headers
+
+if TYPE_CHECKING:
+    from gateway.data_port.connections import Connections
+
+LOG = logging.getLogger("nearhit")
+MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
+# A client that sends head and body apart, as httpx does, sends the second a moment after the first.
+WAIT_S = 0.05
+MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
+END = b"\r\n\r\n"
+
+
+class PlainConnection(asyncio.Protocol):
+    """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
+
+    __slots__ = (
+        "_ahead", "_begun", "_deadline", "_drained", "_finishing", "_gone", "_have", "_loop", "_peer", "_pieces",
+        "_reading", "_server", "_task", "_timer", "_transport", "_waiting", "_want", "_writable",
+    )  # fmt: skip
+
+    def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._pieces: list[bytes] = []  # of a request that has not come whole
+        self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
+        self._waiting: asyncio.TimerHandle | None = None  # for the rest
+        self._ahead = b""  # what came while a request is answered
+        self._reading = self._writable = True
+        self._drained: asyncio.Future[None] | None = None
+        self._begun = False  # some of the answer has been written
+        self._finishing = False
+        self._gone: asyncio.Future[None] | None = None
+
+    # What the transport tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = peer[0] if isinstance(peer, tuple) else ""
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        now, server = self._loop.time(), self._server
+        self._deadline = now + server.head_timeout_s
+        self._timer = self._loop.call_at(now + min(server.head_timeout_s, server.idle_timeout_s), self._expire)
+        self._server.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._forgotten()
+        self._writable = True
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._task is not None:
+            self._task.cancel()  # a client that leaves cancels its request, upstream too
+        if self._gone is not None:
+            self._gone.set_result(None)
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._task is None:
+            self._go_on()
+
+    def data_received(self, data: bytes) -> None:
+        if self._task is not None or not self._writable:
+            self._ahead += data
+            if len(self._ahead) > MAX_AHEAD and self._reading:
+                self._reading = False
+                self._transport.pause_reading()
+            return
+        if self._pieces:
+            self._pieces.append(data)
+            self._have += len(data)
+            if self._have < self._want:
+                return
+            data = b"".join(self._pieces)
+        self._take(data)
+
+    # What the server asks
+
+    def finish(self) -> None:
+        """No further request is taken; what is being read or answered is."""
+        self._finishing, self._gone = True, self._loop.create_future()
+        if self._task is None and not self._pieces:
+            self._transport.close()
+
+    async def ended(self, timeout_s: float | None) -> None:
+        """After `finish`: what takes longer than `timeout_s` is cut."""
+        assert self._gone is not None
+        await asyncio.wait((self._gone,), timeout=timeout_s)
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.abort()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there may be another request on this connection."""
+        return not (self._finishing or self._server.leaving)
+
+    # Requests
+
+    def _take(self, data: bytes) -> None:
+        """Answers what is known of the requests in `data`, until one has to be asked for or has not come whole."""
+        heads, front, server, at = self._server.heads, self._server.front, self._server, 0
+        while not self._transport.is_closing():
+            end = data.find(END, at) + len(END)
+            if end < len(END):
+                if len(data) - at > MAX_HEAD:
+                    self._hand_over(data[at:])
+                else:
+                    self._wait(data[at:], 0)
+                return
+            head = heads.read(data[at:end])
+            if head is None or head.length > server.max_plain_body:
+                self._hand_over(data[at:])
+                return
+            over = end + head.length
+            if len(data) < over:
+                self._wait(data[at:], over - at)
+                return
+            if self._pieces:
+                self._came_whole()
+            body, at = data[end:over], over
+            answer = front.answer(head, body) if self._goes_on else None
+            if answer is None:
+                self._ahead, self._deadline = data[at:], math.inf
+                self._task = self._loop.create_task(self._answer(head, body))
+                return
+            self._transport.write(answer)
+            if at == len(data) or not self._writable:  # a client that asks and does not read has to wait
+                self._ahead, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
+                return
+
+    def _wait(self, data: bytes, size: int) -> None:
+        """For the rest of a request of `size` bytes; 0: its head has not come to its end."""
+        self._pieces, self._have, self._want = [data], len(data), size
+        if self._waiting is None:
+            self._waiting = self._loop.call_later(WAIT_S, self._waited)
+
+    def _waited(self) -> None:
+        if self._writable:
+            self._hand_over(b"".join(self._pieces))
+        else:  # aiohttp counts on being told that the transport is full
+            self._waiting = self._loop.call_later(WAIT_S, self._waited)
+
+    def _came_whole(self) -> None:
+        self._pieces, self._want = [], 0
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _hand_over(self, data: bytes) -> None:
+        if self._finishing:
+            self._transport.close()
+            return
+        self._forgotten()
+        self._server.closed(self)
+        self._server.hand_over(self._transport, data)
+
+    def _forgotten(self) -> None:
+        """Of this connection nothing more is waited for here."""
+        self._timer.cancel()
+        self._came_whole()
+
+    def _expire(self) -> None:
+        """Closes it where no request came in time, the first one or another."""
+        now = self._loop.time()
+        if self._task is None and now >= self._deadline:
+            (self._transport.close if self._writable else self._transport.abort)()
+            return
+        at = min(self._deadline, now + self._server.idle_timeout_s)
+        self._timer = self._loop.call_at(at, self._expire)
+
+    # Answers
+
+    async def _answer(self, head: Head, body: bytes) -> None:
+        service, goes_on = self._server.service, False
+        service.inflight += 1
+        self._begun = False
+        try:
+            goes_on = await self._respond(head, body)
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        except (StreamBroken, ConnectionError):
+            # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+            self._transport.abort()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            service.inflight -= 1
+            self._task = None
+        if goes_on and not self._finishing:
+            self._deadline = self._loop.time() + self._server.idle_timeout_s
+            self._go_on()
+        else:
+            self._transport.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing that a stage raises comes here: `Protect` has answered it."""
+        LOG.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
+        if self._begun:
+            self._transport.abort()
+            return
+        answer = refused(500, "the request cannot be handled")
+        self._transport.write(whole_answer("", 500, answer.headers, answer.data, keep_alive=False))
+
+    async def _respond(self, head: Head, body: bytes) -> bool:
+        """Whether the client has been told that the connection goes on."""
+        server, service = self._server, self._server.service
+        early = await service.early(head.method, head.path, head.headers)
+        if early is not None and isinstance(early.body, Whole):
+            return await self._send_whole(head.method, early.status, early.headers, early.body.data)
+        table = server.table()
+        request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._peer)
+        response = await service.answer(request)
+        answer = at_hand(response.body)
+        if answer is not None:
+            server.front.learn(head, body, table, request, response, answer)
+        return await self._send(request, response, answer)
+
+    async def _send(self, request: Request, response: Response, whole: bytes | None) -> bool:
+        headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
+        body, status, goes_on = response.body, response.status, self._goes_on
+        assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
+        try:
+            if whole is not None:
+                return await self._send_whole(request.method, status, headers, whole)
+            start, chunked = stream_head(request.method, status, headers, keep_alive=goes_on)
+            await self._write(start)
+            silent = bodiless(request.method, status)
+            async for piece in pieces_of(body):
+                if not silent:
+                    await self._write(chunk_of(piece) if chunked else piece)
+            if chunked:
+                await self._write(LAST_CHUNK)
+        finally:
+            await close_body(body)
+        return goes_on
+
+    async def _send_whole(self, method: str, status: int, headers: Headers, body: bytes) -> bool:
+        goes_on = self._goes_on
+        await self._write(whole_answer(method, status, headers, body, keep_alive=goes_on))
+        return goes_on
+
+    async def _write(self, data: bytes) -> None:
+        """Returns when the client has taken enough of what was written. Raises `ConnectionError`."""
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self._begun = True
+        self._transport.write(data)
+        if not self._writable:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def _go_on(self) -> None:
+        """With what came meanwhile."""
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        ahead, self._ahead = self._ahead, b""
+        if ahead and not self._transport.is_closing():
+            self.data_received(ahead)

@@ -1,0 +1,82 @@
+"""What each hit on one stored answer leaves behind, prepared: labels and the parts of its line in the access log that
+are the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+from gateway.messages import Entry, Verdict
+from gateway.observing.access_log import COMMON
+from gateway.observing.metrics import Labels
+from gateway.observing.trace import Trace
+
+if TYPE_CHECKING:
+    from gateway.access.permits import Permit
+    from gateway.cache.freshness import Lifetime
+    from gateway.ports import Dialect
+    from gateway.traffic.facts import Facts
+
+STAGE: Labels = ("exact",)
+NO_LABELS: Labels = ()
+
+
+class Repeated(NamedTuple):
+    """Of answers with status 200 to POST requests, all bytes of which were at hand."""
+
+    entry: Entry
+    lifetime: Lifetime  # that the policy holds it to
+    dialect: Dialect
+    tenant: str
+    path: str
+    facts: Facts | None
+    permit: Permit | None
+    expose_headers: bool
+    tokens: int  # that each hit saves
+    requests: Labels
+    seconds: Labels
+    route: Labels
+    before_ms: bytes  # of the line, behind the id of the request
+    behind_timing: bytes
+
+    def trace_into(self, trace: Trace) -> None:
+        """Notes what the stages would have noted."""
+        trace.dialect, trace.route, trace.tenant = self.dialect, self.route[0], self.tenant
+        trace.expose_headers, trace.facts, trace.permit = self.expose_headers, self.facts, self.permit
+
+    def line(self, request_id: str, seconds: float, wall: float) -> bytes:
+        """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are."""
+        now, us = int(1e3 * wall + 0.5), int(1e6 * seconds + 0.5)
+        ms = b"%d.%03d" % (us // 1000, us % 1000)
+        return b'{"time":%d.%03d,%b,"id":"%b",%b"ms":%b,"timing_ms":{"exact":%b},%b}' % (
+            now // 1000, now % 1000, COMMON, request_id.encode(), self.before_ms, ms, ms, self.behind_timing,
+        )  # fmt: skip
+
+
+def repeated_of(trace: Trace, dialect: Dialect, entry: Entry, lifetime: Lifetime, path: str) -> Repeated:
+    """Of a request that has just ended in an exact hit."""
+    before = {"method": "POST", "path": path, "status": 200, "route": trace.route, "tenant": trace.tenant[:12]}
+    behind = {"dialect": dialect.name, "verdict": Verdict.EXACT, "backend": entry.backend}
+    return Repeated(
+        entry,
+        lifetime,
+        dialect,
+        trace.tenant,
+        path,
+        trace.facts,
+        trace.permit,
+        trace.expose_headers,
+        entry.input_tokens + entry.output_tokens,
+        (trace.route, dialect.name, Verdict.EXACT, "200"),
+        (trace.route, Verdict.EXACT),
+        (trace.route,),
+        _inner(before) + b",",
+        _inner(behind),
+    )
+
+
+def _inner(fields: Mapping[str, object]) -> bytes:
+    """Without its braces."""
+    return orjson.dumps(fields)[1:-1]
