@@ -1,7 +1,8 @@
 """Micro-batches: what concurrent requests ask within one forward pass goes into the next one together.
 
 Nothing waits on purpose. While the worker thread encodes one batch, questions queue up; the next batch is what has
-queued up by then. A lone question starts at once.
+queued up by then. A lone question starts at once. Where an encoder has a pass of its own for each text anyhow, nobody
+waits for the others of a batch either (`at_once`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -35,22 +36,31 @@ class _Question:
 class BatchingEmbedder:
     """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
 
-    `max_batch`: texts a call of the encoder. `max_queue`: texts that may wait. `timeout_s`: seconds that a caller
-    waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers are refused at once, until the worker
-    answers again.
+    `max_batch`: questions that are taken from the queue together, so that equal texts are encoded once. `at_once`: of
+    these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`: questions that
+    may wait. `timeout_s`: seconds that a caller waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers
+    are refused at once, until the worker answers again.
     """
 
     def __init__(
-        self, encoder: TextEncoder, *, max_batch: int = 32, max_queue: int = 256, timeout_s: float = 2.0
+        self,
+        encoder: TextEncoder,
+        *,
+        max_batch: int = 32,
+        at_once: int | None = None,
+        max_queue: int = 256,
+        timeout_s: float = 2.0,
     ) -> None:
         self.fingerprint = encoder.fingerprint
         self.dimension = encoder.dimension
         self._encoder = encoder
         self._max_batch = max_batch
+        self._at_once = at_once or max_batch
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._queue: SimpleQueue[_Question | None] = SimpleQueue()
         self._recent: OrderedDict[str, Embedding] = OrderedDict()
+        self._begun: dict[str, asyncio.Future[Embedding]] = {}
         self._timeouts = 0  # in a row, since the worker last answered
         self._closed = False
         # A daemon: a hung encoder must not keep the process from ending.
@@ -62,15 +72,34 @@ class BatchingEmbedder:
         if (known := self._recent.get(text)) is not None:
             self._recent.move_to_end(text)
             return known
-        self._refuse_if_hopeless()
-        question = _Question(text, asyncio.get_running_loop().create_future())
-        self._queue.put(question)
+        if (begun := self._begun.get(text)) is not None:
+            answer = asyncio.shield(begun)  # others may wait for it, too
+        else:
+            self._refuse_if_hopeless()
+            answer = self._put(text)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await question.answer  # cancelled with its caller: the worker then leaves it out
+                return await answer  # cancelled with its caller: the worker then leaves it out
         except TimeoutError:
             self._timeouts += 1
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
+
+    def begin(self, text: str) -> None:
+        """Implements `EagerEmbedder`. Only where no other text waits: those are asked for already."""
+        if text in self._recent or text in self._begun or self._closed or self._timeouts or not self._queue.empty():
+            return
+        self._begun[text] = begun = self._put(text)
+        begun.add_done_callback(lambda _: self._forget(text))
+
+    def _forget(self, text: str) -> None:
+        begun = self._begun.pop(text)
+        if not begun.cancelled():
+            begun.exception()  # heard: nobody need have waited for it
+
+    def _put(self, text: str) -> asyncio.Future[Embedding]:
+        answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Question(text, answer))
+        return answer
 
     def close(self) -> None:
         """Lets the worker finish what is queued and ends it; gives up on a hung one. May be called twice."""
@@ -93,16 +122,30 @@ class BatchingEmbedder:
         open_ = True
         while open_:
             batch, open_ = self._take()
-            if not batch:
-                continue
-            wanted = [question for question in batch if not question.answer.done()]
-            answer = self._encode(list(dict.fromkeys(question.text for question in wanted)))
-            try:
-                # One wake-up of the loop a batch, whatever its size.
-                batch[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
-            except RuntimeError:  # the loop has been closed: nobody waits any more
-                return
-            del batch, wanted, answer  # a worker that waits should hold nothing
+            for part in self._parts(batch):
+                if not self._answer(part):
+                    return
+            batch = part = []  # a worker that waits should hold nothing
+
+    def _parts(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
+        """Those of `at_once` different texts each, in the order in which these were asked first."""
+        asked: dict[str, list[_Question]] = {}
+        for question in batch:
+            asked.setdefault(question.text, []).append(question)
+        same = list(asked.values())
+        for at in range(0, len(same), self._at_once):
+            yield [question for each in same[at : at + self._at_once] for question in each]
+
+    def _answer(self, questions: Sequence[_Question]) -> bool:
+        """False: the loop has been closed, nobody waits any more."""
+        wanted = [question for question in questions if not question.answer.done()]
+        answer = self._encode(list(dict.fromkeys(question.text for question in wanted)))
+        try:
+            # One wake-up of the loop a call of the encoder.
+            questions[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
+        except RuntimeError:
+            return False
+        return True
 
     def _take(self) -> tuple[list[_Question], bool]:
         """Waits for one question, then takes what else is there. False: `None` came, it is the last batch."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.front_store import FrontStore
 from gateway.backends.model_care import care_for
 from gateway.backends.pool import Pool
@@ -41,6 +42,7 @@ from gateway.quality.learning import Learning, Shelf
 from gateway.quality.light_audits import LightAudits
 from gateway.spaces import Space, Spaces
 from gateway.stages.admit import Admit
+from gateway.stages.ahead import EmbedAhead
 from gateway.stages.alike import Alike
 from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit
@@ -211,6 +213,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         calls = [
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             apart,  # before anything looks for an answer: each input has its own
+            *_ahead(route, parts),  # beside the store's answer to the exact lookup
             exact,  # the cheapest answer first
             coalesce,  # before anything that costs: a crowd pays for it once
             Embed(parts.space.embedder),  # once, for the lookup, the index and the complexity
@@ -237,6 +240,14 @@ def _limits(route: Route, parts: Parts) -> tuple[Sequence[Stage], Sequence[Stage
     counting = parts.keyed or any(rule.count_hits for rule in route.limits)
     counts = [CountRequests(route, parts.quotas, parts.telemetry)] if counting else []
     return counts, [Limit(route, parts.quotas, parts.prices, parts.telemetry)]
+
+
+def _ahead(route: Route, parts: Parts) -> Sequence[Stage]:
+    """Where there is a store to ask, and a thread that embeds meanwhile."""
+    embedder = parts.space.embedder
+    if route.exact_ttl_s is None or not isinstance(embedder, BatchingEmbedder):
+        return []
+    return [EmbedAhead(embedder, parts.store)]
 
 
 def _alike(rule: Semantic, lookup: SemanticLookup, parts: Parts) -> Sequence[Stage]:

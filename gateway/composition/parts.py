@@ -218,7 +218,8 @@ def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedde
     encoder = build_encoder(config)
     if config.adapter == "hash":
         return encoder, ImmediateEmbedder(encoder)
-    return encoder, BatchingEmbedder(encoder, timeout_s=config.timeout)
+    at_once = 1 if config.adapter == "onnx" else None
+    return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)
 
 
 def build_complexity(embedder: str) -> ComplexityModel:

@@ -16,7 +16,7 @@ from gateway.ports.answering import (
     Token,
 )
 from gateway.ports.hosting import Condition, HostedModels
-from gateway.ports.inputs import BodySource, Clock, Embedder, TextEncoder
+from gateway.ports.inputs import BodySource, Clock, EagerEmbedder, Embedder, TextEncoder
 from gateway.ports.stores import (
     Claim,
     CounterexampleStore,
@@ -49,6 +49,7 @@ __all__ = [
     "Crowd",
     "Dialect",
     "Duplex",
+    "EagerEmbedder",
     "Embedder",
     "Foreign",
     "Formed",

@@ -53,3 +53,8 @@ class Embedder(Protocol):
 
     async def embed(self, text: str) -> Embedding:
         """Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
+
+
+class EagerEmbedder(Embedder, Protocol):
+    def begin(self, text: str) -> None:
+        """A hint that `embed` is likely to be asked for this text in a moment. May do nothing."""

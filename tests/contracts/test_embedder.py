@@ -120,6 +120,61 @@ async def test_identical_texts_in_a_batch_are_encoded_once(encoder: ScriptedEnco
     embedder.close()
 
 
+async def test_who_asked_first_does_not_wait_for_the_rest_of_a_batch(encoder: ScriptedEncoder) -> None:
+    """`at_once=1`: a call of the encoder a text, those of equal texts together; each is answered when it is done."""
+    embedder = BatchingEmbedder(encoder, at_once=1, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    a, b, again = await queued(embedder, "a", "b", "a")
+    encoder.gate.set()
+    np.testing.assert_array_equal((await b).vector, expected("b").vector)
+    assert (await a).vector is (await again).vector
+    await first
+    assert encoder.batches == [["first"], ["a"], ["b"]]
+    embedder.close()
+
+
+async def test_a_text_that_was_begun_is_encoded_once(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    encoder.gate.clear()
+    embedder.begin("a")
+    await encoder.busy()
+    embedder.begin("a")
+    one, other = await queued(embedder, "a", "a")
+    one.cancel()  # takes nothing from who waits for the same
+    encoder.gate.set()
+    np.testing.assert_array_equal((await other).vector, expected("a").vector)
+    embedder.begin("a")  # known by now
+    assert encoder.batches == [["a"]]
+    embedder.close()
+
+
+async def test_nothing_is_begun_behind_texts_that_are_asked_for(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    (second,) = await queued(embedder, "second")
+    embedder.begin("third")
+    encoder.gate.set()
+    await asyncio.gather(first, second)
+    assert encoder.batches == [["first"], ["second"]]
+    embedder.close()
+
+
+async def test_what_was_begun_and_failed_is_said_to_who_asks_for_it_alone(encoder: ScriptedEncoder) -> None:
+    """A failure that nobody asked about is no complaint of the event loop (filterwarnings are errors here)."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    encoder.gate.clear()
+    embedder.begin("bad")
+    await encoder.busy()
+    (asking,) = await queued(embedder, "bad")
+    encoder.gate.set()
+    with pytest.raises(EmbedderUnavailable):
+        await asking
+    embedder.begin("bad again")
+    await encoder.busy()
+    assert (await embedder.embed("good")).vector.shape == (encoder.dimension,)
+    embedder.close()
+
+
 async def test_a_recent_text_is_not_encoded_again(encoder: ScriptedEncoder) -> None:
     embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
     assert await embedder.embed("a") is await embedder.embed("a")
