@@ -2,6 +2,7 @@
 
 `make bench-embedders`: a Triton of its own with the same weights on this machine's CPU (row by row, as int8 wants it).
 `--url grpc://HOST:8001 --model embedder` measures a server of yours, such as one with a GPU, instead.
+`--gateways 4`: what so many gateways, with 32 callers each, make of one server; its own is then in float32, batched.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.immediate_embedder import ImmediateEmbedder
 from gateway.composition.parts import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder
 from tests.fixtures.embedding_triton import embedding_triton
+from tests.fixtures.float_triton import float_triton, statistics_of
 
 WORDS = [
     "reset",
@@ -58,22 +62,26 @@ async def measure(embedder: Embedder, callers: int, draw: random.Random) -> tupl
 
 
 @contextlib.asynccontextmanager
-async def server(url: str | None) -> AsyncIterator[str]:
+async def server(url: str | None, *, batched: bool) -> AsyncIterator[str]:
     if url is not None:
         yield url
         return
     with tempfile.TemporaryDirectory() as folder:
-        async with embedding_triton(Path(folder)) as triton:
+        async with float_triton(Path(folder)) if batched else embedding_triton(Path(folder)) as triton:
             yield triton.url
 
 
-async def main(url: str | None, model: str) -> None:
-    async with server(url) as there:
+async def embedders_of(sections: Mapping[str, EmbeddingModel]) -> dict[str, BatchingEmbedder | ImmediateEmbedder]:
+    return {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
+
+
+async def compared(url: str | None, model: str) -> None:
+    async with server(url, batched=False) as there:
         sections = {
             "in process (int8)": EmbeddingModel(adapter="onnx", timeout=30.0),
             "Triton": EmbeddingModel(adapter="triton", url=there, model=model, timeout=30.0),
         }
-        embedders = {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
+        embedders = await embedders_of(sections)
         draw, found = random.Random(7), dict[tuple[str, int], list[tuple[float, float]]]()
         try:
             for _ in range(ROUNDS):  # in turn: how busy the machine is meets all alike
@@ -89,9 +97,38 @@ async def main(url: str | None, model: str) -> None:
         print(f"| {name} | {callers} | {p50:.1f} ms | {rate:,.0f} |")
 
 
+async def shared(url: str | None, model: str, gateways: int) -> None:
+    """Each round has one gateway more than the one before it."""
+    print("| gateways | callers of each | p50 | texts/s, together | texts a request | requests a pass |")
+    print("|---|---|---|---|---|---|")
+    async with server(url, batched=True) as there:
+        section = EmbeddingModel(adapter="triton", url=there, model=model, timeout=30.0)
+        embedders = await embedders_of({str(i): section for i in range(gateways)})
+        try:
+            for count in range(1, gateways + 1):
+                before, draw = await statistics_of(there, model), random.Random(count)
+                some = list(embedders.values())[:count]
+                rows = await asyncio.gather(*(measure(embedder, CALLERS[-1], draw) for embedder in some))
+                after = await statistics_of(there, model)
+                requests, passes = after.requests - before.requests, after.executions - before.executions
+                texts = after.rows - before.rows
+                p50, rate = statistics.median(row[0] for row in rows), sum(row[1] for row in rows)
+                print(
+                    f"| {count} | {CALLERS[-1]} | {p50:.1f} ms | {rate:,.0f} | {texts / requests:.1f} | "
+                    f"{requests / passes:.2f} |"
+                )
+        finally:
+            for embedder in embedders.values():
+                embedder.close()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="of a Triton that runs already")
     parser.add_argument("--model", default="embedder", help="its name there; default: embedder")
+    parser.add_argument("--gateways", type=int, help="how many ask one server at once, at most")
     given = parser.parse_args()
-    asyncio.run(main(given.url, given.model))
+    if given.gateways is None:
+        asyncio.run(compared(given.url, given.model))
+    else:
+        asyncio.run(shared(given.url, given.model, given.gateways))

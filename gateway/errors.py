@@ -199,6 +199,10 @@ class EmbedderUnavailable(Exception):
     """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""
 
 
+class ModelAway(Exception):
+    """A model on a server gives no answer, or none that can be used; the message says why, and no text is in it."""
+
+
 class SnapshotInvalid(ValueError):
     """What was kept of what a route had learnt does not fit this gateway; the route starts from the calibration."""
 

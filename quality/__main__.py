@@ -15,7 +15,7 @@ from typing import Any
 from gateway.cache.control.ledger import Ledger
 from gateway.composition.parts import build_encoder, build_verifier
 from gateway.config.schema import Embedder as EmbedderConfig
-from gateway.config.schema import Verifier as VerifierConfig
+from gateway.config.verifier import Verifier as VerifierConfig
 from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost

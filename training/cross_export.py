@@ -22,8 +22,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder
+from gateway.adapters.pair_reader import PairReader, joined
 from gateway.cache.features import FloatArray
-from gateway.modelkit.files import MODEL_FILE, load_manifest
+from gateway.modelkit import unquantise
+from gateway.modelkit.files import MODEL_FILE, TOKENIZER_FILE, load_manifest
 from gateway.modelkit.word_table import WordTable
 from training.cross_network import Network, batch
 from training.encoder import Encoder
@@ -31,6 +33,20 @@ from training.pair import Pair
 
 OPSET = 17
 WRITTEN = ("wording", "near-miss")  # what writers meant; the rest was altered by a program
+# Pairs that a served model is recognised by.
+RECOGNISED = (
+    ("How do I reset my password?", "What are the steps to reset a password?"),
+    ("How do I reset my password?", "How do I reset my router?"),
+    ("Why is the sky blue?", "How come the sky looks blue?"),
+    ("Why is the sky blue?", "Why is the sea blue?"),
+    ("flights from Oslo to Rome", "flights from Rome to Oslo"),
+    ("flights from Oslo to Rome", "Which flights go from Oslo to Rome?"),
+    ("How many ounces are in 3 cups?", "3 cups is how many ounces?"),
+    ("How many ounces are in 3 cups?", "How many ounces are in 5 cups?"),
+    ("Can I eat it when pregnant?", "Can I not eat it when pregnant?"),
+    ("How long does it take to boil an egg?", "egg boiling time"),
+    ("What is the capital of France?", "Who won the championship in 2021?"),
+)
 CREDITS = {
     "wordings": "our own (training/wordings)",
     "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
@@ -74,10 +90,27 @@ def write(
         "versions": {"python": platform.python_version(), "machine": platform.machine(),
                      **{m.__name__: m.__version__ for m in (np, torch, transformers, onnx, onnxruntime, sklearn)}},
     }  # fmt: skip
+    about["served"] = _served(out / GRAPH_FILE, model)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     about |= _figures(OnnxCrossEncoder(model, out), Encoder(model), held)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     print(json.dumps({"platt": about["platt"], **about["held_out"]}), flush=True)  # noqa: T201
+
+
+def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
+    """What the float32 form of the graph, as a server runs it, makes of `RECOGNISED`."""
+    reader, found = PairReader(model / TOKENIZER_FILE), []
+    with tempfile.TemporaryDirectory() as scratch:
+        exact = Path(scratch) / "float32.onnx"
+        unquantise.write(graph, exact, model / MODEL_FILE)
+        session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
+    for asked, stored in RECOGNISED:
+        pair = joined(reader.ids(asked), reader.ids(stored))
+        assert pair is not None
+        ids, types = pair[0][np.newaxis], pair[1][np.newaxis]
+        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
+        found.append((asked, stored, round(float(session.run(["logit"], feed)[0][0, 0]), 3)))
+    return found
 
 
 def _figures(cross: OnnxCrossEncoder, encoder: Encoder, held: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:

@@ -13,33 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
-from tokenizers import Tokenizer
 
+from gateway.adapters.pair_reader import PairReader, joined
 from gateway.cache.learned import WEIGHTS
 from gateway.modelkit.files import TOKENIZER_FILE
 from gateway.modelkit.word_table import load_word_table
 from gateway.trained import WeightsCorrupt
 
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
-MAX_TOKENS = 128  # of both questions, [CLS] and twice [SEP] included: the positions that the weights hold
-MAX_CHARACTERS = 2048  # of one question: of more, 128 tokens hold not even half
 UNREAD = -20.0  # the logit of a pair that is too long to be read to its end
-CLS, SEP = 101, 102
 
 
 class OnnxCrossEncoder:
-    """Implements `CrossEncoder`:
-
-        def score(self, asked: str, stored: Sequence[str]) -> list[float]
-
-    One logit for each stored question, in order. Synchronous, deterministic, and the same whichever of the two is the
-    asked one. `probability` turns a logit into what held-out wordings say of it.
+    """Implements `CrossEncoder`. Deterministic. `probability` turns a logit into what held-out wordings say of it.
 
     `model_dir` holds what `nearhit model fetch` built. Raises `WeightsCorrupt`, `ModelMissing` or `ModelCorrupt` when
     made.
     """
+
+    threads = 1
 
     def __init__(self, model_dir: Path, weights: Path = WEIGHTS) -> None:
         about, graph = _checked(weights)
@@ -51,42 +44,25 @@ class OnnxCrossEncoder:
                 f"(sha256 {found[:12]}..., expected {str(about['table_sha256'])[:12]}...): run `nearhit model fetch`"
             )
         self._platt = float(about["platt"][0]), float(about["platt"][1])
-        self._tokenizer = Tokenizer.from_file(str(model_dir / TOKENIZER_FILE))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._reader = PairReader(model_dir / TOKENIZER_FILE)
         self._session = _session(graph)
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
         """Each pair has a forward pass of its own: in a shared one its logit would move with its company."""
-        one = self._ids(asked)
-        return [self._score(one, self._ids(other)) for other in stored]
+        one = self._reader.ids(asked)
+        return [self._score(one, self._reader.ids(other)) for other in stored]
 
     def probability(self, logit: float) -> float:
         """That both ask the same, where half of the pairs do."""
         a, b = self._platt
         return float(1.0 / (1.0 + np.exp(-(a * logit + b))))
 
-    def _ids(self, text: str) -> list[int] | None:
-        """None where the text is too long. JSON can hold half a surrogate pair, which the tokenizer refuses."""
-        if len(text) > MAX_CHARACTERS:
-            return None
-        ids: list[int] = self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
-        return ids
-
     def _score(self, one: list[int] | None, two: list[int] | None) -> float:
-        if one is None or two is None or len(one) + len(two) + 3 > MAX_TOKENS:
+        if (pair := joined(one, two)) is None:
             return UNREAD
-        ids, types = joined(one, two)
+        ids, types = pair[0][np.newaxis], pair[1][np.newaxis]
         feed = {"word_embeddings": self._table(ids), "attention_mask": np.ones_like(ids), "token_type_ids": types}
         return float(self._session.run(["logit"], feed)[0][0])
-
-
-def joined(one: list[int], two: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """ids and types, (1, length), of "[CLS] first [SEP] second [SEP]"; the shorter question is the first."""
-    first, second = sorted((one, two), key=lambda ids: (len(ids), ids))
-    types = np.zeros((1, len(first) + len(second) + 3), np.int64)
-    types[0, len(first) + 2 :] = 1
-    return np.array([[CLS, *first, SEP, *second, SEP]], np.int64), types
 
 
 def _checked(weights: Path) -> tuple[dict[str, Any], bytes]:

@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Protocol
 
-from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
 from gateway.cache.learned import LearnedVerifier
+from gateway.errors import ModelAway
 from gateway.ports import Candidate, Opinion, PriorBands
 
 LOG = logging.getLogger("nearhit.semantic")
@@ -22,14 +23,30 @@ TREES_SHARE, CROSS_WEIGHT = 0.5, 0.2
 MAX_WAITING = 32
 
 
-class ThoroughVerifier:
-    """Implements `Verifier`. One thread owns the cross-encoder: 1.3 to 1.9 ms a pair of 15-token questions."""
+class CrossEncoder(Protocol):
+    """Reads two questions together."""
 
-    def __init__(self, first: LearnedVerifier, cross_encoder: OnnxCrossEncoder) -> None:
+    @property
+    def digest(self) -> str:
+        """Names its weights and how they are computed with."""
+
+    @property
+    def threads(self) -> int:
+        """How many may call `score` at once."""
+
+    def score(self, asked: str, stored: Sequence[str]) -> list[float]:
+        """One logit for each stored question, in order, and the same whichever of the two is the asked one. Blocks.
+        Raises `ModelAway` where it lies elsewhere and gives no answer."""
+
+
+class ThoroughVerifier:
+    """Implements `Verifier`. In process one thread owns the cross-encoder: 1.3 to 1.9 ms a pair of short questions."""
+
+    def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
         self._first = first
         self._cross_encoder = cross_encoder
         self._waiting = 0
-        self._owner = ThreadPoolExecutor(1, thread_name_prefix="nearhit-verifier")
+        self._owner = ThreadPoolExecutor(cross_encoder.threads, thread_name_prefix="nearhit-verifier")
         self.basis = f"{first.basis}+{cross_encoder.digest[:8]}"
         self.prior: PriorBands = first.prior
         self.floor = first.floor
@@ -45,6 +62,8 @@ class ThoroughVerifier:
             (logit,) = await asyncio.get_running_loop().run_in_executor(
                 self._owner, self._cross_encoder.score, question, [candidate.question]
             )
+        except ModelAway:  # it has said so in the log, once
+            return None
         except Exception as error:  # the first opinion stands; the type alone: a message may quote the prompt
             LOG.error("the cross-encoder failed: %s", type(error).__name__)
             return None

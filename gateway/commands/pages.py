@@ -191,6 +191,14 @@ PAGES: Mapping[str, Page] = {
         "be stopped. (Faiss also fills itself at a gateway's start.)",
         ("nearhit index migrate", "nearhit index migrate --config next.yaml --json"),
     ),
+    "model triton": Page(
+        """
+        Makes float32 ONNX of the embedding model and of the verifier's cross-encoder, in an environment of its own as
+        `model fetch` does, and puts each into the repository as its next version, unless the newest is the same.
+        What config.pbtxt says already stays.
+        """,
+        ("nearhit model triton models", "nearhit model triton models --cpu --build-env .venv-build"),
+    ),
     "model fetch": Page(
         "Fetches the published weights, exports them to int8 ONNX in an environment of its own (1.6 GB while it "
         "lasts, a minute), and compares the result with the original. At once where the model is there and unchanged.",

@@ -36,7 +36,7 @@ from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_sync import Syncing
 from gateway.adapters.redis_weights import RedisWeights
 from gateway.adapters.system_clock import SystemClock
-from gateway.adapters.thorough_verifier import ThoroughVerifier
+from gateway.adapters.thorough_verifier import CrossEncoder, ThoroughVerifier
 from gateway.cache.acceptance import ThresholdVerifier
 from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.cache.removal import Bans
@@ -45,6 +45,7 @@ from gateway.config import Verifier as VerifierConfig
 from gateway.config.environ import secret
 from gateway.config.schema import EmbeddingModel, Server
 from gateway.config.store import Store
+from gateway.config.verifier import CrossEncoder as CrossEncoderConfig
 from gateway.errors import StartFailed
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
 from gateway.modelkit.files import MODEL, TOKENIZER_FILE, default_model_dir
@@ -197,17 +198,32 @@ def _triton_encoder(config: EmbeddingModel) -> TextEncoder:
 
 
 def build_verifier(config: VerifierConfig, embedder: EmbeddingModel) -> Verifier:
-    """Raises `StartFailed` where the weights are not the ones that were trained, `ModelMissing` or `ModelCorrupt`."""
+    """Asks the server where the cross-encoder lies on one. Raises `StartFailed` where the weights are not the ones that
+    were trained, or that server does not have them, `ModelMissing` or `ModelCorrupt`."""
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
         learned = LearnedVerifier(load_weights())
-        # It reads the word embeddings of the model that it was trained with.
-        if not config.cross_encoder or embedder.adapter != "onnx" or embedder.model != MODEL:
-            return learned
-        return ThoroughVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder)))
+        closer = _cross_encoder(config.cross_encoder, embedder)
+        return learned if closer is None else ThoroughVerifier(learned, closer)
     except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
+
+
+def _cross_encoder(section: CrossEncoderConfig | None, embedder: EmbeddingModel) -> CrossEncoder | None:
+    if section is None:
+        return None
+    if section.adapter == "triton":
+        module = importlib.import_module("gateway.adapters.triton_cross_encoder")  # as `_triton_encoder`
+        tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
+        closer: CrossEncoder = module.TritonCrossEncoder(
+            section.url, section.model, tokenizer, timeout_s=section.timeout, clock=SystemClock()
+        )
+        return closer
+    # It reads the word embeddings of the model that it was trained with.
+    if embedder.adapter != "onnx" or embedder.model != MODEL:
+        return None
+    return OnnxCrossEncoder(model_dir_of(embedder))
 
 
 def model_dir_of(config: EmbeddingModel) -> Path:

@@ -111,7 +111,7 @@ async def _open(
     config, telemetry = ground.config, ground.telemetry
     behind = ground.stores.redis.seen_by(embedder.fingerprint, told)
     index, checkpoints = open_index(life, config, ground.environ, embedder, ground.clock, file)
-    verifier = build_verifier(config.verifier, section)
+    verifier = await asyncio.to_thread(build_verifier, config.verifier, section)
     life.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"
     controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))

@@ -17,6 +17,7 @@ from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
 from gateway.config.urls import GrpcUrl, IndexUrl, lite_file
+from gateway.config.verifier import Verifier
 from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -141,13 +142,6 @@ class Index(Section):
         for key in ("url", "token_env"):
             if given.get(key) is not None:
                 yield Problem(key, "belongs to adapter milvus, expected it beside that adapter or not at all")
-
-
-class Verifier(Section):
-    """What decides whether a neighbour's answer may be served."""
-
-    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
-    cross_encoder: bool = True  # a closer look at what lies near the threshold; learned, with the onnx embedder
 
 
 class Config(Section):

@@ -11,18 +11,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from gateway.modelkit.repository import configure, put_version
+
 CANARY = 5  # percent, of the snippet
 CALLERS = 4  # processes that wait for a graph on a GPU: a batch there has at most so many texts
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SERVED = ("model.py", "classifier.py")
 ABOUT = "config.json"
-
-
-def next_version(repository: Path, name: str) -> int:
-    """From 1 on: one more than the highest that is there."""
-    folder = repository / name
-    found = [int(each.name) for each in folder.iterdir() if each.name.isdigit()] if folder.is_dir() else []
-    return max(found, default=0) + 1
 
 
 def assemble(folder: Path, graph: Path, tokenizer: Path) -> None:
@@ -69,23 +64,9 @@ def publish_graph(graph: Path, repository: Path, name: str, labels: int, precisi
         return put_version(Path(scratch), repository, name)
 
 
-def put_version(built: Path, repository: Path, name: str) -> Path:
-    """As `publish`, of a folder that is no entry of Triton's."""
-    entry = repository / name
-    entry.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".distill-", dir=repository) as scratch:
-        made = Path(shutil.copytree(built, Path(scratch) / "version"))
-        made.chmod(0o755)
-        return made.replace(entry / str(next_version(repository, name)))
-
-
 def _configure(entry: Path, source: str, **words: str) -> None:
-    """Writes `config.pbtxt`, unless somebody has written one."""
-    entry.mkdir(parents=True, exist_ok=True)
-    if (entry / "config.pbtxt").exists():
-        return
     config = Template(resources.files("gateway.distill.served").joinpath(source).read_text())
-    (entry / "config.pbtxt").write_text(config.substitute(words))
+    configure(entry, config.substitute(words))
 
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:

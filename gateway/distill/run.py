@@ -16,7 +16,6 @@ from gateway.distill.report import Compared, as_json, as_markdown, compared, lat
 from gateway.distill.repository import (
     CALLERS,
     assemble,
-    next_version,
     publish,
     publish_graph,
     snippet,
@@ -27,6 +26,7 @@ from gateway.distill.served.classifier import Classifier
 from gateway.distill.wishes import Distilled, Progress, Wish
 from gateway.modelkit.fetch import WHEEL_SHA256, build_environment, published_weights
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
+from gateway.modelkit.repository import next_version
 
 MAX_TOKENS = 256  # of a text; the rest is not read
 

@@ -16,10 +16,11 @@ from gateway.distill.data import MAX_ANSWER, Data, DataInvalid, Row, drawn, halv
 from gateway.distill.judge import Judge
 from gateway.distill.process import trained
 from gateway.distill.report import share_of
-from gateway.distill.repository import CANARY, next_version, put_version, write_report, writing_snippet
+from gateway.distill.repository import CANARY, write_report, writing_snippet
 from gateway.distill.wishes import Counted, Distilled, Place, Precision, Progress
 from gateway.modelkit.fetch import build_environment
 from gateway.modelkit.files import MODEL, load_manifest
+from gateway.modelkit.repository import next_version, put_version
 
 BY_HEART, SAMPLES = 50, 8  # rows: of those learnt, that are asked again; of those held out, that are shown
 

@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, MAX_TOKENS, UNREAD, OnnxCrossEncoder
+from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder
+from gateway.adapters.pair_reader import MAX_TOKENS
 from gateway.cache.features import FloatArray
 from gateway.cache.learned import WEIGHTS
 from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir

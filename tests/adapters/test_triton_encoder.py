@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.adapters.triton_encoder import COOLDOWN_S, FAILURES, PROBES, PROVE_S, TritonEncoder, likeness
+from gateway.adapters.triton_encoder import PROBES, TritonEncoder, likeness
+from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
 from gateway.commands.doctor.look_machine import look_at_models
 from gateway.commands.doctor.verdicts import model as verdict
 from gateway.errors import EmbedderUnavailable, StartFailed

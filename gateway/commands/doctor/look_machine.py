@@ -13,9 +13,10 @@ from pathlib import Path
 
 import gateway
 from gateway.commands.doctor.verdicts import FolderFacts, MachineFacts, ModelFacts
-from gateway.composition.parts import build_encoder, model_dir_of
+from gateway.composition.parts import build_encoder, build_verifier, model_dir_of
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
+from gateway.config.verifier import CrossEncoder
 from gateway.errors import StartFailed
 from gateway.modelkit.files import ModelCorrupt, ModelMissing, load_manifest
 
@@ -29,7 +30,21 @@ def look_at_models(config: Config) -> list[ModelFacts]:
     found = [_look_at_model("embedder", config.embedder)]
     if config.embedder.migrate_from is not None:
         found.append(_look_at_model("embedder.migrate_from", config.embedder.migrate_from))
+    closer = config.verifier.cross_encoder
+    if closer is not None and closer.adapter == "triton":
+        found.append(_look_at_cross_encoder(config, closer))
     return found
+
+
+def _look_at_cross_encoder(config: Config, section: CrossEncoder) -> ModelFacts:
+    """As the gateway does at its start."""
+    key = "verifier.cross_encoder"
+    try:
+        verifier = build_verifier(config.verifier, config.embedder)
+    except (ModelMissing, ModelCorrupt, StartFailed) as error:
+        return ModelFacts(key, section.adapter, section.model, error=str(error))
+    verifier.close()
+    return ModelFacts(key, section.adapter, section.model)
 
 
 def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:

@@ -1,0 +1,54 @@
+"""The section `verifier`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from gateway.config.fields import Text
+from gateway.config.urls import GrpcUrl
+from gateway.written.faults import show
+from gateway.written.units import PositiveDuration
+from gateway.written.validation import Problem, Section, one_of
+
+
+class CrossEncoder(Section):
+    """Where the closer look is taken."""
+
+    adapter: Annotated[Literal["onnx", "triton"], one_of("onnx", "triton")] = "onnx"
+    url: GrpcUrl | None = None  # triton: the server
+    model: Text = "cross_encoder"  # triton: its name there
+    timeout: PositiveDuration = 0.25  # triton: of one pair
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("adapter") == "triton":
+            if given.get("url") is None:
+                yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
+            return
+        for key in ("url", "model", "timeout"):
+            if given.get(key) is not None:
+                yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
+
+
+def _cross_encoder(value: object) -> object:
+    """YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text."""
+    if value is None or value is False or value == "off":
+        return None
+    if value is True or value == "on":
+        return CrossEncoder()
+    if isinstance(value, dict | CrossEncoder):
+        return value
+    raise ValueError(f"expected off, on or {{adapter: triton, url: grpc://127.0.0.1:8001}}, got {show(value)}")
+
+
+class Verifier(Section):
+    """What decides whether a neighbour's answer may be served."""
+
+    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
+    # A closer look at what lies near the threshold; learned. None: off.
+    cross_encoder: Annotated[
+        CrossEncoder | None, BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoder | str | bool | None)
+    ] = CrossEncoder()
