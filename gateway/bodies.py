@@ -161,6 +161,10 @@ class AtHand:
     def __init__(self, body: bytes = b"") -> None:
         self._body = body
 
+    @property
+    def taken(self) -> bytes:
+        return self._body
+
     async def read(self) -> bytes:
         return self._body
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -13,14 +11,17 @@ from yarl import URL
 
 from gateway.adapters.gate import Gate
 from gateway.adapters.gated import Gated
-from gateway.adapters.http_exchange import Exchange
+from gateway.adapters.http_client import HttpAnswer, HttpClient, Outward
+from gateway.adapters.http_exchange import MAX_WHOLE_BYTES, Exchange
 from gateway.adapters.http_headers import (
+    NOT_RETURNED,
     NOT_SENT,
+    Passing,
+    named_by_connection,
     own_headers,
-    request_headers,
     translated_headers,
 )
-from gateway.adapters.http_session import ASKED, Connection
+from gateway.adapters.http_session import Session
 from gateway.adapters.http_tensors import about_a_model, in_stored_form
 from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
@@ -31,9 +32,11 @@ from gateway.dialects.known import understands
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
+from gateway.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.messages import Call, Request, Response, Tunnel
 from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
+from gateway.routing.retry import IDEMPOTENT
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
@@ -51,7 +54,8 @@ class HttpBackend(Gated):
         url: str,
         *,
         speaks: str = "openai",
-        session: aiohttp.ClientSession,
+        client: HttpClient,
+        session: Session,
         models: ModelNames,
         api_key: str | None,
         forward_credentials: bool,
@@ -62,25 +66,30 @@ class HttpBackend(Gated):
     ) -> None:
         self.name = name
         self.speaks = speaks
-        base = url.rstrip("/")
-        self._root = base.removesuffix("/v1")  # what stands for /
+        base = URL(url.rstrip("/"))
+        self._origin = str(base.origin())
+        path = base.raw_path.rstrip("/")
+        self._root = path.removesuffix("/v1")  # what stands for /
         # What stands for /v1: OpenAI's is part of the URL that people configure, and may be another path there.
-        self._base = base if speaks == "openai" else f"{self._root}/v1"
+        self._base = path if speaks == "openai" else f"{self._root}/v1"
+        self._client = client
         self._session = session
         self._models = models
         self._api_key = api_key
-        self._not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
-        self._not_sent_when_read = self._not_sent | ENCODINGS
+        not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
+        self._sent = Passing(not_sent)
+        self._sent_when_read = Passing(not_sent | ENCODINGS)
+        self._returned = Passing(NOT_RETURNED, prefix="x-nearhit-")
         self._timeouts = timeouts
         self._clock = clock
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
-    def url(self, path: str, query: str) -> URL:
+    def target(self, path: str, query: str) -> str:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
-        if not path.startswith("/") or "#" in path + query:  # yarl would drop what follows the #
+        if not path.startswith("/") or "#" in path or "#" in query:  # the endpoint would drop what follows the #
             raise BadRequest(f"the request target {path[:100]!r} is not a path with a query")
-        target = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
-        return URL(f"{target}?{query}" if query else target, encoded=True)
+        below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
+        return f"{below or '/'}?{query}" if query else below or "/"
 
     async def send(self, request: Request) -> Response:
         call = request.call
@@ -91,14 +100,14 @@ class HttpBackend(Gated):
                 return upgraded
         place = await self._gate.enter(request)
         try:
-            response = await self._open(request, translated)
+            asked = await self._ask(request, self._outward(request, translated))
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
             place.leave()
             raise
-        place.answered(request, response.status)
-        exchange = Exchange(self.name, response, place, self._timeouts)
+        place.answered(request, asked.status)
+        exchange = Exchange(self.name, asked, place, self._timeouts, self._returned)
         try:
             answer = await exchange.answer(parse=request.call is not None)
             if translated is not None:
@@ -120,10 +129,10 @@ class HttpBackend(Gated):
         so that the client gets what it says to that."""
         place = await self._gate.enter(request)
         place.lasting = True
-        url, headers = self.url(request.path, request.query), self._headers(request)
+        url = URL(self._origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
-                socket = await open_websocket(self._session, url, headers, request)
+                socket = await open_websocket(self._session.get(), url, self._headers(request), request)
         except BaseException as error:
             place.leave()
             if isinstance(error, aiohttp.WSServerHandshakeError):
@@ -138,71 +147,83 @@ class HttpBackend(Gated):
     async def models(self, request: Request) -> list[dict[str, Any]]:
         place = await self._gate.enter(request)
         try:
-            async with await self._open(request, listing=True) as response:
-                async with asyncio.timeout(self._timeouts.first_byte):
-                    listed = orjson.loads(await response.read())
-                if response.status == 200:
-                    return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
-        except (orjson.JSONDecodeError, KeyError, TypeError, aiohttp.ClientError, TimeoutError):
+            headers = self._headers(request, foreign=self._theirs(request))
+            answer = await self._ask(request, self._listing(headers, ALL_MODELS.get(self.speaks, "")))
+            try:
+                listed = orjson.loads(await self._whole(answer))
+            finally:
+                answer.close()
+            if answer.status == 200:
+                return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
+        except (orjson.JSONDecodeError, KeyError, TypeError, ExchangeFailed):
             pass
         finally:
             place.leave()
         raise BackendError(f"backend '{self.name}' does not list its models")
 
+    async def _whole(self, answer: HttpAnswer) -> bytes:
+        """All of a body that is not large. Raises `ExchangeFailed`."""
+        due, data = self._due(self._timeouts.first_byte), bytearray()
+        while piece := await answer.read(due):
+            data += piece
+            if len(data) > MAX_WHOLE_BYTES:
+                raise ExchangeFailed("the answer is too large")
+        return bytes(data)
+
     async def ready(self) -> bool:
         """Whether the endpoint accepts connections; what it answers says nothing without credentials."""
         try:
-            async with asyncio.timeout(self._timeouts.connect):
-                async with self._session.get(self.url("/v1/models", ""), allow_redirects=False) as response:
-                    return response.status < 500
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            answer = await self._client.ask(self._listing([]), self._due(self._timeouts.connect))
+        except ExchangeFailed:
             return False
+        answer.close()
+        return answer.status < 500
 
     async def close(self) -> None:
+        await self._client.close()
         await self._session.close()
 
-    async def _open(
-        self, request: Request, translated: Translated | None = None, *, listing: bool = False
-    ) -> aiohttp.ClientResponse:
-        """Status and headers of the answer. `listing`: of the list of models. Raises `BackendError`."""
-        call = None if listing else request.call
-        foreign = self._theirs(request) if listing else translated is not None
-        headers = self._headers(request, foreign=foreign)
-        method, target, query = request.method, request.path, request.query
-        data: bytes | AsyncIterator[bytes] | None = None
-        if listing:
-            method, target, query = "GET", "/v1/models", ALL_MODELS.get(self.speaks, "")
-        elif call is not None:
-            sent = self._outgoing(request, call) if translated is None else translated.outgoing
-            target, data = sent.path, sent.body
-            query = query if translated is None else ""
-            if sent.headers:
-                instead = {name.lower() for name, _ in sent.headers}
-                headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
-        else:
-            data = request.source.stream()
-            target = about_a_model(target, self._models) if self.speaks == "kserve" else target
-        url, connection = self.url(target, query), Connection()
-        uploads = call is None and data is not None
+    def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
+        return Outward("GET", self.target("/v1/models", query), headers)
+
+    async def _ask(self, request: Request, sent: Outward) -> HttpAnswer:
+        """Status and headers of the answer. Raises `BackendError`, and what the request's body raises."""
+        uploads = request.call is None and sent.body != b""
         limit = self._timeouts.total if uploads else self._timeouts.first_byte
-        attempt = partial(self._session.request, method, url, headers=headers, data=data or None, allow_redirects=False)
-        ASKED.set(connection)
         try:
-            async with asyncio.timeout(limit):
-                try:
-                    return await attempt()
-                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                    # A kept connection that the server closed in the same moment: that is no failure of the endpoint,
-                    # and calls may be repeated. On a fresh one it is one, and whoever asks may ask again.
-                    if uploads or not connection.kept:
-                        raise
-                    return await attempt()
-        except TimeoutError as error:
-            connected = not isinstance(error, aiohttp.ConnectionTimeoutError)
-            raise BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=connected) from None
-        except (aiohttp.ClientError, OSError) as error:
-            said = f"backend '{self.name}' cannot be reached ({type(error).__name__})"
-            raise BackendError(said, sent=not isinstance(error, aiohttp.ClientConnectorError)) from None
+            return await self._client.ask(sent, self._due(limit))
+        except (TimedOut, ConnectTimedOut) as error:
+            said = f"backend '{self.name}' sent no answer in time"
+            raise BackendError(said, status=504, sent=error.sent) from None
+        except ExchangeFailed as error:
+            raise BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent) from None
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+
+    def _outward(self, request: Request, translated: Translated | None) -> Outward:
+        call, headers = request.call, self._headers(request, foreign=translated is not None)
+        if call is None:
+            return self._passed_on(request, headers)
+        sent = self._outgoing(request, call) if translated is None else translated.outgoing
+        if sent.headers:
+            instead = {name.lower() for name, _ in sent.headers}
+            headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
+        query = request.query if translated is None else ""
+        return Outward(request.method, self.target(sent.path, query), headers, sent.body)
+
+    def _passed_on(self, request: Request, headers: list[tuple[str, str]]) -> Outward:
+        """What no dialect knows. A body that is on its way goes on as it comes."""
+        source, method = request.source, request.method
+        path = about_a_model(request.path, self._models) if self.speaks == "kserve" else request.path
+        target, body = self.target(path, request.query), source.taken
+        if body is not None:
+            return Outward(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
+        length = request.headers.get("content-length", "")
+        known = int(length) if length.isascii() and length.isdigit() else None
+        return Outward(method, target, headers, source.stream() or b"", known, repeatable=False)
+
+    def _due(self, limit_s: float) -> float:
+        return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: Request, call: Call) -> Outgoing:
         model, kept = self._models.sent_for(call.model), bool(request.fingerprint) or request.metered
@@ -215,12 +236,11 @@ class HttpBackend(Gated):
     def _headers(self, request: Request, *, foreign: bool = False) -> list[tuple[str, str]]:
         """`foreign`: they are another dialect's, and are put in words of this one."""
         read_here = request.call is not None  # the answer will be, and the request's body was already decoded
-        headers = request_headers(request.headers, self._not_sent_when_read if read_here else self._not_sent)
+        passing = self._sent_when_read if read_here else self._sent
+        headers = passing.of(request.headers.items(), named_by_connection(request.headers))
         if foreign:
             headers = translated_headers(headers, self.speaks)
         headers += own_headers(headers, self.speaks, self._api_key)
         if read_here:
             headers.append(("Accept-Encoding", "identity"))
-        elif "content-length" in request.headers:
-            headers.append(("Content-Length", request.headers["content-length"]))
         return headers

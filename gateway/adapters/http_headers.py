@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gateway.access.permits import HEADER
 from gateway.dialects.anthropic import VERSION
@@ -33,20 +33,40 @@ NOT_SENT = HOP_BY_HOP | FRAMING | OURS
 NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
 
 
-def request_headers(headers: Mapping[str, str], dropped: frozenset[str] = NOT_SENT) -> list[tuple[str, str]]:
-    """The end-to-end headers of a request, in order, repeated ones kept. `dropped`: `NOT_SENT`, and perhaps more."""
-    return _without(headers, dropped)
+MAX_NAMES = 1024  # that are remembered; a sender that invents more of them makes it begin anew
 
 
-def response_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(_without(headers, NOT_RETURNED, prefix="x-nearhit-"))
+class Passing(dict[str, bool]):
+    """Whether a header goes through, by its name as it is written. Remembered: senders say the same few every time.
+    `prefix`: what begins so does not."""
+
+    def __init__(self, dropped: frozenset[str], prefix: str = "\0") -> None:
+        super().__init__()
+        self._dropped = dropped
+        self._prefix = prefix
+
+    def __missing__(self, name: str) -> bool:
+        low = name.lower()
+        if len(self) >= MAX_NAMES:
+            self.clear()
+        self[name] = passes = low not in self._dropped and not low.startswith(self._prefix)
+        return passes
+
+    def of(self, headers: Iterable[tuple[str, str]], connection: str | None) -> list[tuple[str, str]]:
+        """The end-to-end headers, in order, repeated ones kept. `connection`: the header of that name, which may name
+        more that ends here (RFC 9110 section 7.6.1)."""
+        kept = [header for header in headers if self[header[0]]]
+        if connection is None or connection.lower() in ("keep-alive", "close"):
+            return kept
+        named = {token.strip().lower() for token in connection.split(",")}
+        return [header for header in kept if header[0].lower() not in named]
 
 
-def _without(headers: Mapping[str, str], dropped: frozenset[str], prefix: str = "\0") -> list[tuple[str, str]]:
-    if "connection" in headers:  # it may name more that ends here (RFC 9110 section 7.6.1), in several lines
-        lines = [value for name, value in headers.items() if name.lower() == "connection"]
-        dropped = dropped | {token.strip().lower() for token in ",".join(lines).split(",")}
-    return [(k, v) for k, v in headers.items() if (low := k.lower()) not in dropped and not low.startswith(prefix)]
+def named_by_connection(headers: Mapping[str, str]) -> str | None:
+    """All lines of `Connection` in one. `headers`: case-insensitive, lines of one name apart."""
+    if "connection" not in headers:
+        return None
+    return ",".join([value for name, value in headers.items() if name.lower() == "connection"])
 
 
 ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only one that they support beside an older one

@@ -46,3 +46,22 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,
     )
+
+
+class Session:
+    """`open_session` when it is needed: what has a client of its own needs none, but for its WebSockets."""
+
+    def __init__(self, connect_timeout_s: float, max_connections: int) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._max_connections = max_connections
+        self._opened: aiohttp.ClientSession | None = None
+
+    def get(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = open_session(self._connect_timeout_s, self._max_connections)
+        return self._opened
+
+    async def close(self) -> None:
+        """Twice does no harm."""
+        if self._opened is not None:
+            await self._opened.close()

@@ -6,8 +6,13 @@ import random
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from yarl import URL
+
+from gateway.adapters.http_aiohttp_client import AiohttpClient
 from gateway.adapters.http_backend import HttpBackend
-from gateway.adapters.http_session import open_session
+from gateway.adapters.http_client import HttpClient
+from gateway.adapters.http_own_client import OwnClient
+from gateway.adapters.http_session import Session
 from gateway.backends.lane import Lane, Upstream
 from gateway.backends.pool import Pool, PoolRules
 from gateway.calling.batching import Batching
@@ -83,11 +88,13 @@ def _http(
     passthrough: bool,
     clock: Clock,
 ) -> Upstream:
+    session = Session(section.timeouts.connect, section.max_concurrency)
     backend = HttpBackend(
         name,
         address.url,
         speaks=section.adapter,
-        session=open_session(section.timeouts.connect, section.max_concurrency),
+        client=client_of(section, address.url, session),
+        session=session,
         models=names(section),
         api_key=api_key,
         forward_credentials=passthrough,
@@ -101,6 +108,14 @@ def _http(
     return Upstream(
         asked, address.url, address.weight, provider=section.adapter, models=names(section), own_account=own_account
     )
+
+
+def client_of(section: OpenAIBackendConfig, url: str, session: Session) -> HttpClient:
+    """`session`: for what the gateway's own client leaves to aiohttp's, or is not asked to do."""
+    origin = str(URL(url).origin())
+    if section.client == "aiohttp":
+        return AiohttpClient(origin, session)
+    return OwnClient(origin, connect_s=section.timeouts.connect, max_connections=section.max_concurrency)
 
 
 def batching(

@@ -48,8 +48,12 @@ class HttpBody:
         return self._stream() if self._http.can_read_body else None
 
     @property
+    def taken(self) -> bytes | None:
+        return b"" if self._taken is None and not self._http.can_read_body else self._taken
+
+    @property
     def replayable(self) -> bool:
-        return self._taken is not None or not self._http.can_read_body
+        return self.taken is not None
 
     async def _arriving(self) -> bytes:
         try:

@@ -26,6 +26,10 @@ class BodySource(Protocol):
         """As it comes, undecoded; None where there is none."""
 
     @property
+    def taken(self) -> bytes | None:
+        """What `stream` would give, where all of it is here already; empty where there is no body."""
+
+    @property
     def replayable(self) -> bool:
         """Whether `stream` gives the same body each time: it is here already, or there is none."""
 

@@ -12,9 +12,13 @@ from typing import Any
 import orjson
 import pytest
 from multidict import CIMultiDict
+from yarl import URL
 
+from gateway.adapters.http_aiohttp_client import AiohttpClient
 from gateway.adapters.http_backend import HttpBackend
-from gateway.adapters.http_session import open_session
+from gateway.adapters.http_client import HttpClient
+from gateway.adapters.http_own_client import OwnClient
+from gateway.adapters.http_session import Session
 from gateway.adapters.onnx_backend import OnnxBackend
 from gateway.adapters.onnx_folder import ModelFolder
 from gateway.adapters.onnx_reader import Vectors
@@ -34,15 +38,21 @@ from tests.fixtures.onnx_models import generator, onnx
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
 
+CLIENTS = {"http": "own", "aiohttp": "aiohttp"}
 QUICK = Timeouts.model_validate({"connect": "1s", "first_byte": "10s", "idle": "10s", "total": "20s"})
 
 
-def http_backend(url: str, speaks: str = "openai") -> HttpBackend:
+def http_backend(url: str, speaks: str = "openai", *, client: str = "own") -> HttpBackend:
+    session, origin = Session(1.0, 4), str(URL(url).origin())
+    asking: HttpClient = AiohttpClient(origin, session)
+    if client == "own":
+        asking = OwnClient(origin, connect_s=1.0, max_connections=4)
     return HttpBackend(
         "b",
         url,
         speaks=speaks,
-        session=open_session(1.0, 4),
+        client=asking,
+        session=session,
         models=ModelNames(),
         api_key="k",
         forward_credentials=True,
@@ -80,11 +90,11 @@ async def closed_at_end(backend: Backend) -> AsyncIterator[Backend]:
         await backend.close()
 
 
-@pytest.fixture(params=["http", "anthropic", "triton", "onnx"])
+@pytest.fixture(params=["http", "aiohttp", "anthropic", "triton", "onnx"])
 def make(request: pytest.FixtureRequest) -> Callable[[Upstream], Backend]:
     """Synchronous: the session's Triton is started outside of the tests' loops, and only for those that need it."""
-    if request.param == "http":
-        return lambda upstream: http_backend(upstream.url)
+    if request.param in ("http", "aiohttp"):
+        return lambda upstream: http_backend(upstream.url, client=CLIENTS[request.param])
     if request.param == "anthropic":
         return lambda upstream: http_backend(anthropic(upstream).url, "anthropic")
     if request.param.startswith("onnx"):
@@ -99,11 +109,12 @@ async def backend(make: Callable[[Upstream], Backend], upstream: Upstream) -> As
         yield made
 
 
-@pytest.fixture(params=["http", "triton"])
+@pytest.fixture(params=["http", "aiohttp", "triton"])
 async def absent(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     """One behind which nobody listens."""
     (port,) = free_ports(1)
-    made = http_backend(f"http://127.0.0.1:{port}/v1") if request.param == "http" else triton_backend(port)
+    url, param = f"http://127.0.0.1:{port}/v1", request.param
+    made = triton_backend(port) if param == "triton" else http_backend(url, client=CLIENTS[param])
     async with closed_at_end(made):
         yield made
 
@@ -171,7 +182,7 @@ async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) 
 
 
 @pytest.mark.parametrize(
-    "make", ["http", "triton", "onnx-embed"], indirect=True
+    "make", ["http", "aiohttp", "triton", "onnx-embed"], indirect=True
 )  # Anthropic's protocol has no embeddings
 async def test_texts_are_embedded_in_their_order(backend: Backend) -> None:
     response = await backend.send(request_of("/v1/embeddings", input=["one", "two three four", "one"]))

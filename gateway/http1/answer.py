@@ -1,0 +1,86 @@
+"""An answer on its way: its head, what of its body has come, and its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.http1.connection import Connection
+
+
+class Answer:
+    """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
+    it."""
+
+    __slots__ = ("_connection", "_noted", "error", "headers", "pieces", "status", "unread", "whole")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        self._noted: dict[str, str] = {}
+        self.status = 0  # no final head has come yet
+        self.headers: list[tuple[str, str]] = []
+        self.pieces: list[bytes] = []  # of the body, as they came, and not read yet
+        self.unread = 0  # bytes
+        self.whole = False  # the last byte has come
+        self.error: BaseException | None = None
+
+    def begun(self, status: int, headers: list[tuple[str, str]], noted: dict[str, str]) -> None:
+        self.status, self.headers, self._noted = status, headers, noted
+
+    @property
+    def content_type(self) -> str:
+        """Without parameters, in small letters."""
+        return self._noted.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def content_encoding(self) -> str:
+        return self._noted.get("content-encoding", "identity")
+
+    @property
+    def content_length(self) -> str | None:
+        return self._noted.get("content-length")
+
+    @property
+    def connection(self) -> str | None:
+        """The header of that name."""
+        return self._noted.get("connection")
+
+    @property
+    def at_end(self) -> bool:
+        """Nothing of the body is left to read."""
+        return self.whole and not self.pieces
+
+    async def read(self, due: float) -> bytes:
+        """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
+        loop. Raises `ExchangeFailed`."""
+        while not self.pieces:
+            if self.whole:
+                return b""
+            if self.error is not None:
+                raise self.error
+            assert self._connection is not None
+            await self._connection.wait(due)
+        return self.take()
+
+    def take(self) -> bytes:
+        """What of the body is here."""
+        pieces = self.pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.pieces, self.unread = [], 0
+        if self._connection is not None:
+            self._connection.taken()
+        return taken
+
+    def ended(self) -> None:
+        """The last byte has come, and the connection may be another's."""
+        self.whole, self._connection = True, None
+
+    def failed(self, error: BaseException) -> None:
+        """The first error is the one that counts."""
+        self.error, self._connection = self.error or error, None
+
+    def close(self) -> None:
+        """Ends the exchange. Where the body is not whole, the connection ends with it: the server learns that nobody
+        waits. Closing twice does no harm."""
+        if self._connection is not None:
+            self._connection.abort()

@@ -1,0 +1,217 @@
+"""One connection to a server, with one exchange at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Protocol, cast
+
+from gateway.http1.alarm import Alarm
+from gateway.http1.answer import Answer
+from gateway.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut
+from gateway.http1.heads import Names
+from gateway.http1.parser import AnswerParser
+from gateway.http1.upload import Upload
+
+MAX_UNREAD_BYTES = 128 * 1024  # of a body: beyond them nothing more is taken off the socket until they are read
+JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one write, one packet where it fits
+TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+
+
+class Owner(Protocol):
+    """Who hands connections out."""
+
+    def opened(self, connection: Connection) -> None:
+        """It is there, and will be `gone` once."""
+
+    def freed(self, connection: Connection) -> None:
+        """The exchange is over, and the connection as good as new."""
+
+    def gone(self, connection: Connection) -> None:
+        """It is closed."""
+
+
+class Connection(asyncio.Protocol):
+    """`idle_s`: for how long it may lie idle, at most. `names` may be shared."""
+
+    def __init__(self, owner: Owner, names: Names, idle_s: float, opened: socket.socket | None = None) -> None:
+        self._owner = owner
+        self._idle_s = idle_s
+        self._socket = opened
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._loop, self._rang)
+        self._parser = AnswerParser(names)
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None  # the one that is awaited
+        self._upload: Upload | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._paused = False
+        self._keep = True  # no: nothing may follow this exchange
+        self.served = 0  # exchanges that were begun
+
+    # What the pool and the client call.
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(
+        self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool, due: float
+    ) -> Answer:
+        """Sends a request, and returns when the final head of its answer is here. `length` of a body that streams;
+        None: in chunks. `due`: time of the event loop. Raises `ExchangeFailed`, and what `body` raises."""
+        assert self._transport is not None and self._answer is None
+        answer = self._answer = Answer(self)
+        self._parser.begin(answer, headless=headless)
+        self.served += 1
+        if not isinstance(body, bytes):
+            self._transport.write(head)
+            self._upload = Upload(self._transport, body, length, self._upload_failed)
+        elif len(body) <= JOINED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        try:
+            while not answer.status:
+                if answer.error is not None:
+                    raise answer.error
+                await self.wait(due)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def wait(self, due: float) -> None:
+        """Until something has come of the exchange, its failure included."""
+        self._acknowledge()
+        waiter = self._waiter = self._loop.create_future()
+        self._alarm.set(due)
+        try:
+            await waiter
+        finally:
+            if self._waiter is waiter:  # or the connection is another's by now
+                self._waiter = None
+
+    def taken(self) -> None:
+        """What had come of the body was read."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Of one that lies idle."""
+        if self._transport is not None:
+            self._alarm.off()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once, whatever is under way."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.failed(ExchangeFailed("the exchange was given up"))
+        self._alarm.off()
+        if self._upload is not None:
+            self._upload.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # nobody has asked: what comes is not to be taken for the next one's answer
+            self.abort()
+            return
+        parser, before = self._parser, answer.unread
+        try:
+            parser.feed(data)
+        except MalformedAnswer as error:
+            self._fail(error)
+            return
+        if parser.ended:
+            self._finish(answer)
+        elif answer.unread > MAX_UNREAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        if answer.status and (parser.ended or answer.unread > before or before == 0):
+            self._wake()
+
+    def pause_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.pause()
+
+    def resume_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        answer, self._answer = self._answer, None
+        self._transport = None
+        self._alarm.off()
+        if self._upload is not None:
+            self._upload.cancel()
+        if answer is not None:
+            if self._parser.until_close and error is None:
+                answer.ended()
+            elif self._parser.heard:
+                answer.failed(Broken("the connection ended within the answer"))
+            else:
+                answer.failed(Disconnected("the connection ended before the answer"))
+        self._wake()
+        self._parser.over()
+        self._owner.gone(self)
+
+    # Its own affairs.
+
+    def _finish(self, answer: Answer) -> None:
+        """The last byte of the answer has come."""
+        self._answer = None
+        answer.ended()
+        upload, self._upload = self._upload, None
+        unsent = upload is not None and not upload.done
+        idle_s = self._parser.idle_s(self._idle_s)
+        if unsent or not self._keep or idle_s <= 0 or not self.usable:
+            if upload is not None:
+                upload.cancel()
+            self.abort()
+            return
+        self.taken()
+        self._alarm.set(self._loop.time() + idle_s)
+        self._owner.freed(self)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._answer is not None:
+            self._answer.failed(error)
+        self.abort()
+
+    def _upload_failed(self, error: BaseException) -> None:
+        """The body that was to be sent broke off: without an answer that ends the exchange with what it said; with one,
+        that goes on."""
+        self._keep = False
+        if self._answer is not None and not self._answer.status:
+            self._fail(error)
+
+    def _rang(self) -> None:
+        if self._answer is None:
+            self.close()  # it lay idle for long enough
+        elif self._waiter is not None:
+            self._fail(TimedOut("nothing came in time"))
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _acknowledge(self) -> None:
+        """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when
+        the last is acknowledged, and the kernel delays that on a kept-alive connection (measured: 44 ms an answer)."""
+        if self._socket is not None and self._parser.heard and TCP_QUICKACK is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)

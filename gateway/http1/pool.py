@@ -1,0 +1,140 @@
+"""The connections to one origin: kept for the next request, and no more of them than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+
+from gateway.http1.connecting import Connector
+from gateway.http1.connection import Connection
+from gateway.http1.errors import ConnectTimedOut, Crowded
+from gateway.http1.heads import Names
+
+MAX_WAITING = 1024
+CLOSE_S = 5.0  # transports say in the next turn of the loop that they are closed
+
+
+class Pool:
+    """At most `max_connections`, of which `max_idle` may lie idle, each for `idle_s` seconds at most."""
+
+    def __init__(self, connector: Connector, *, max_connections: int, max_idle: int, idle_s: float) -> None:
+        self._connector = connector
+        self._max_connections = max_connections
+        self._max_idle = max_idle
+        self._idle_s = idle_s
+        self._names = Names()
+        self._all: set[Connection] = set()
+        self._idle: list[Connection] = []  # the last one freed is the first one taken: the others may end
+        self._opening = 0  # and those that were promised to who waits
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def open(self) -> int:
+        return len(self._all)
+
+    def idle(self) -> Connection | None:
+        """One that lies idle, and is not any more."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def connected(self, due: float) -> Connection:
+        """A new one where there is room; else the first that is freed. `due`: time of the event loop, until which there
+        is to be one. Raises `ConnectFailed`."""
+        while len(self._all) + self._opening >= self._max_connections:
+            if self._idle:  # whoever wants a new one has found them to be stale
+                self._idle.pop(0).abort()
+            given = await self._turn(due)
+            if given is None:
+                break
+            if given.usable:
+                return given
+        else:
+            self._opening += 1
+        try:
+            async with asyncio.timeout_at(due):
+                connection = await self._connector.open(self._made)
+        except TimeoutError:
+            raise ConnectTimedOut("no connection in time") from None
+        finally:
+            self._opening -= 1
+            self._invite()
+        if self._closed:
+            connection.abort()
+        return connection
+
+    def opened(self, connection: Connection) -> None:
+        self._all.add(connection)
+        self._empty.clear()
+
+    def freed(self, connection: Connection) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
+                return
+        if len(self._idle) >= self._max_idle or self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def gone(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if not self._all:
+            self._empty.set()
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._invite()
+
+    async def close(self) -> None:
+        """Cuts what is under way."""
+        self._closed = True
+        self._idle.clear()
+        for connection in tuple(self._all):
+            connection.abort()
+        async with asyncio.timeout(CLOSE_S):
+            await self._empty.wait()
+
+    def _made(self, opened: socket.socket) -> Connection:
+        return Connection(self, self._names, self._idle_s, opened)
+
+    async def _turn(self, due: float) -> Connection | None:
+        """One that was freed, or None: there is room for a new one, which is promised to who asked."""
+        if len(self._waiting) >= MAX_WAITING:
+            raise Crowded("too many wait for a connection")
+        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout_at(due):
+                return await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():
+                self._returned(waiter.result())
+            if isinstance(error, TimeoutError):
+                raise ConnectTimedOut("no connection became free in time") from None
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _returned(self, given: Connection | None) -> None:
+        """By who has given up in the moment in which it was given."""
+        if given is not None:
+            self.freed(given)
+            return
+        self._opening -= 1
+        self._invite()
+
+    def _invite(self) -> None:
+        """Those who wait, as far as there is room."""
+        while self._waiting and len(self._all) + self._opening < self._max_connections:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._opening += 1
+                waiter.set_result(None)
