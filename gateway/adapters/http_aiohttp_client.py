@@ -13,6 +13,7 @@ from yarl import URL
 from gateway.adapters.http_client import HttpAnswer, Outward
 from gateway.adapters.http_session import ASKED, Connection, Session
 from gateway.http1.errors import Broken, ConnectFailed, ConnectTimedOut, ExchangeFailed, TimedOut
+from gateway.http1.heads import NOTED
 
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
@@ -63,31 +64,27 @@ class _Answer:
         self.status = response.status
         self.headers = tuple(response.headers.items())
 
-    @property
-    def content_type(self) -> str:
-        return self._response.content_type
+        noted = {name.lower(): value for name, value in self.headers if name.lower() in NOTED}
+        self.noted = noted if "connection" not in noted else noted | {"connection": self._all("connection")}
+
+    def _all(self, name: str) -> str:
+        return ", ".join(self._response.headers.getall(name))
 
     @property
-    def content_encoding(self) -> str:
-        return self._response.headers.get("content-encoding", "identity")
-
-    @property
-    def content_length(self) -> str | None:
-        return self._response.headers.get("content-length")
-
-    @property
-    def connection(self) -> str | None:
-        lines = self._response.headers.getall("connection", None)
-        return None if lines is None else ", ".join(lines)
+    def whole(self) -> bool:
+        return self._content.is_eof() and self._content.exception() is None
 
     @property
     def at_end(self) -> bool:
         return self._content.at_eof()
 
+    def take(self) -> bytes:
+        return self._content.read_nowait(-1)
+
     async def read(self, due: float) -> bytes:
         try:
-            if self._content.is_eof():  # what has come whole needs no timer
-                return await self._content.readany()
+            if self.whole:
+                return self.take()
             self._acknowledge()
             async with asyncio.timeout_at(due):
                 return await self._content.readany()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Outward:
+class Outward(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
     `repeatable`: it may be sent once more where the server closes a kept connection without a word."""
 
@@ -31,22 +29,19 @@ class HttpAnswer(Protocol):
         """In order, repeated ones kept, hop-by-hop ones included."""
 
     @property
-    def content_type(self) -> str:
-        """Without parameters, in small letters."""
+    def noted(self) -> Mapping[str, str]:
+        """Of the headers those in `gateway.http1.heads.NOTED`, by their names in small letters."""
 
     @property
-    def content_encoding(self) -> str: ...
-
-    @property
-    def content_length(self) -> str | None: ...
-
-    @property
-    def connection(self) -> str | None:
-        """The header of that name."""
+    def whole(self) -> bool:
+        """The last byte of the body has come."""
 
     @property
     def at_end(self) -> bool:
-        """Nothing of the body is left to read."""
+        """And was read."""
+
+    def take(self) -> bytes:
+        """What of the body is here."""
 
     async def read(self, due: float) -> bytes:
         """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
@@ -59,7 +54,7 @@ class HttpAnswer(Protocol):
 class HttpClient(Protocol):
     """Of one origin."""
 
-    async def ask(self, request: Outward, due: float) -> HttpAnswer:
+    def ask(self, request: Outward, due: float) -> Awaitable[HttpAnswer]:
         """Status and headers of the answer. `due`: time of the event loop. Raises `ExchangeFailed`, `ValueError` where
         the request cannot be said in HTTP/1.1, and what its body raises."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from gateway.adapters.gate import Place
 from gateway.adapters.http_client import HttpAnswer
@@ -32,14 +32,12 @@ class Exchange:
 
     async def answer(self, *, parse: bool) -> Response:
         answer = self._answer
-        first = await self._first()
-        headers = tuple(self._returned.of(answer.headers, answer.connection))
+        first = answer.take() if answer.whole else await self._first()  # as a rule a short one is, with its head
+        noted, headers = answer.noted, tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
         if not parse:
-            return Response(answer.status, headers + self._length(), self._opaque(first))
-        encoded = answer.content_encoding != "identity"
-        if not encoded and answer.content_type == "text/event-stream" and answer.status == 200:
+            return Response(answer.status, headers + _length(noted), self._opaque(first))
+        if is_event_stream(noted) and answer.status == 200:
             return Response(answer.status, headers, EventStream(Guarded(self._events(first), self.close)))
-        # As a rule a short answer comes whole, with its head.
         data, complete = (first, True) if answer.at_end else await self._collect(first)
         if not complete:
             return Response(answer.status, headers, ByteStream(Guarded(self._bytes(data), self.close)))
@@ -54,11 +52,6 @@ class Exchange:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except ExchangeFailed as error:
             raise BackendError(f"backend '{self._name}' broke off ({error})") from None
-
-    def _length(self) -> tuple[tuple[str, str], ...]:
-        """What passes through undecoded keeps its length; of an answer to HEAD it is all there is of the body."""
-        length = self._answer.content_length
-        return () if length is None else (("Content-Length", length),)
 
     def _opaque(self, first: bytes) -> Whole | ByteStream:
         if self._answer.at_end:
@@ -113,3 +106,15 @@ class Exchange:
         """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
         self._answer.close()
         self._place.leave()
+
+
+def is_event_stream(noted: Mapping[str, str]) -> bool:
+    """Whether the body is server-sent events that can be read here: compressed ones go through."""
+    kind = noted.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "text/event-stream" and noted.get("content-encoding", "identity") == "identity"
+
+
+def _length(noted: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What passes through undecoded keeps its length; of an answer to HEAD it is all there is of the body."""
+    length = noted.get("content-length")
+    return () if length is None else (("Content-Length", length),)

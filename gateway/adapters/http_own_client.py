@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Awaitable
 
 from gateway.adapters.http_client import HttpAnswer, Outward
 from gateway.http1.client import Client
@@ -17,15 +18,14 @@ class OwnClient:
         self, origin: str, *, connect_s: float, max_connections: int, tls: ssl.SSLContext | None = None
     ) -> None:
         self.client = Client(Origin.of(origin), connect_s=connect_s, max_connections=max_connections, tls=tls)
+        self._authority = self.client.origin.authority
 
-    async def ask(self, request: Outward, due: float) -> HttpAnswer:
-        method, body = request.method, request.body
-        length = len(body) if isinstance(body, bytes) else request.length
-        framing = framing_of(method, length)
-        head = request_head(method, request.target, self.client.origin.authority, request.headers, framing)
-        return await self.client.ask(
-            head, body, length=length, headless=method == "HEAD", repeatable=request.repeatable, due=due
-        )
+    def ask(self, request: Outward, due: float) -> Awaitable[HttpAnswer]:
+        method, target, headers, body, length, repeatable = request
+        if isinstance(body, bytes):
+            length = len(body)
+        head = request_head(method, target, self._authority, headers, framing_of(method, length))
+        return self.client.ask(head, body, length=length, headless=method == "HEAD", repeatable=repeatable, due=due)
 
     async def close(self) -> None:
         await self.client.close()

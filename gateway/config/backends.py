@@ -62,7 +62,7 @@ class OpenAIBackendConfig(Section):
     model: Text | None = None  # sent upstream; None: the name that the client sent
     models: ModelMap = Field(default_factory=dict)
     api_key_env: EnvironmentName | None = None  # None: the client's own credentials go upstream
-    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "aiohttp"  # which HTTP/1.1 client asks it
+    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"  # which HTTP/1.1 client asks it
     max_concurrency: _Concurrency = 64  # of each upstream
     adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
     sticky: Sticky = "off"

@@ -12,11 +12,11 @@ class Answer:
     """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
     it."""
 
-    __slots__ = ("_connection", "_noted", "error", "headers", "pieces", "status", "unread", "whole")
+    __slots__ = ("_connection", "error", "headers", "noted", "pieces", "status", "unread", "whole")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
-        self._noted: dict[str, str] = {}
+        self.noted: dict[str, str] = {}  # see `heads.NOTED`
         self.status = 0  # no final head has come yet
         self.headers: list[tuple[str, str]] = []
         self.pieces: list[bytes] = []  # of the body, as they came, and not read yet
@@ -25,25 +25,7 @@ class Answer:
         self.error: BaseException | None = None
 
     def begun(self, status: int, headers: list[tuple[str, str]], noted: dict[str, str]) -> None:
-        self.status, self.headers, self._noted = status, headers, noted
-
-    @property
-    def content_type(self) -> str:
-        """Without parameters, in small letters."""
-        return self._noted.get("content-type", "").partition(";")[0].strip().lower()
-
-    @property
-    def content_encoding(self) -> str:
-        return self._noted.get("content-encoding", "identity")
-
-    @property
-    def content_length(self) -> str | None:
-        return self._noted.get("content-length")
-
-    @property
-    def connection(self) -> str | None:
-        """The header of that name."""
-        return self._noted.get("connection")
+        self.status, self.headers, self.noted = status, headers, noted
 
     @property
     def at_end(self) -> bool:
@@ -67,7 +49,7 @@ class Answer:
         pieces = self.pieces
         taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.pieces, self.unread = [], 0
-        if self._connection is not None:
+        if self._connection is not None and self._connection.paused:
             self._connection.taken()
         return taken
 

@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None  # the one that is awaited
         self._upload: Upload | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._paused = False
+        self.paused = False  # reading: too much of the body is unread
         self._keep = True  # no: nothing may follow this exchange
         self.served = 0  # exchanges that were begun
 
@@ -85,7 +85,8 @@ class Connection(asyncio.Protocol):
 
     async def wait(self, due: float) -> None:
         """Until something has come of the exchange, its failure included."""
-        self._acknowledge()
+        if self._parser.heard and self._socket is not None:
+            self._acknowledge(self._socket)
         waiter = self._waiter = self._loop.create_future()
         self._alarm.set(due)
         try:
@@ -96,8 +97,8 @@ class Connection(asyncio.Protocol):
 
     def taken(self) -> None:
         """What had come of the body was read."""
-        if self._paused and self._transport is not None:
-            self._paused = False
+        if self.paused and self._transport is not None:
+            self.paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
@@ -137,8 +138,8 @@ class Connection(asyncio.Protocol):
             return
         if parser.ended:
             self._finish(answer)
-        elif answer.unread > MAX_UNREAD_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
+        elif answer.unread > MAX_UNREAD_BYTES and not self.paused and self._transport is not None:
+            self.paused = True
             self._transport.pause_reading()
         if answer.status and (parser.ended or answer.unread > before or before == 0):
             self._wake()
@@ -177,12 +178,13 @@ class Connection(asyncio.Protocol):
         upload, self._upload = self._upload, None
         unsent = upload is not None and not upload.done
         idle_s = self._parser.idle_s(self._idle_s)
-        if unsent or not self._keep or idle_s <= 0 or not self.usable:
+        if unsent or not self._keep or idle_s <= 0 or self._transport is None or self._transport.is_closing():
             if upload is not None:
                 upload.cancel()
             self.abort()
             return
-        self.taken()
+        if self.paused:
+            self.taken()
         self._alarm.set(self._loop.time() + idle_s)
         self._owner.freed(self)
 
@@ -209,9 +211,9 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, opened: socket.socket) -> None:
         """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when
         the last is acknowledged, and the kernel delays that on a kept-alive connection (measured: 44 ms an answer)."""
-        if self._socket is not None and self._parser.heard and TCP_QUICKACK is not None:
+        if TCP_QUICKACK is not None:
             with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)
+                opened.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)

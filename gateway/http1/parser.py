@@ -48,7 +48,7 @@ class AnswerParser:
         self._barren += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._surplus = True
             if not self.ended:  # what is wrong behind the end is not the answer's
                 raise self._refused or MalformedAnswer(f"the answer is malformed: {error}") from None

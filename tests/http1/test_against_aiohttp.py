@@ -17,7 +17,7 @@ from tests.fixtures.wire import Message, Wire, wire_upstream
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.!#$%&'*+^`|~", min_size=1, max_size=12)
 # What frames, or what aiohttp reads in a way of its own.
 APART = {"content-length", "transfer-encoding", "connection", "content-encoding", "upgrade", "keep-alive"}
-NAMES = TOKEN.filter(lambda name: name.lower() not in APART).map(str.title)  # aiohttp gives a name one spelling
+NAMES = TOKEN.filter(lambda name: name.lower() not in APART)  # aiohttp spells names in its own way
 VALUES = st.binary(max_size=20).map(lambda b: bytes(c for c in b if c >= 0x20 and c != 0x7F).strip())
 PIECES = st.lists(st.binary(min_size=1, max_size=40), max_size=5)
 
@@ -92,13 +92,13 @@ async def seen(kind: str, what: Said) -> list[Seen]:
             except ExchangeFailed:
                 outcomes.append("failed")
             else:
-                headers = [(name, value.encode("utf-8", "surrogateescape")) for name, value in answer.headers]
+                headers = [(name.lower(), value.encode("utf-8", "surrogateescape")) for name, value in answer.headers]
                 outcomes.append((answer.status, headers, body))
     return outcomes
 
 
 @given(said())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_both_clients_make_the_same_of_an_answer(what: Said) -> None:
     async def both() -> list[list[Seen]]:
         return await asyncio.gather(*(seen(kind, what) for kind in CLIENTS))

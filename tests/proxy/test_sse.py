@@ -128,8 +128,8 @@ async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream)
 def transports(served: Served) -> list[asyncio.Transport]:
     """Of the connections to the client and to the upstream."""
     runner, backend = served.gateway.data_port._runner, served.gateway.parts.pools["main"].lanes[0].backend
-    kept = [protocol for pool in backend._session.get().connector._conns.values() for protocol, _ in pool]
-    return [plain._transport for plain in runner.server._plain] + [each.transport for each in kept]
+    kept = backend._client.client.pool._idle
+    return [connection._transport for connection in [*runner.server._plain, *kept]]
 
 
 def undelayed(transport: asyncio.Transport) -> bool:
