@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
@@ -31,9 +31,8 @@ Word = str | bytes | int | float
 Command = tuple[Word, ...]
 # Its annotation asks for a tuple of one.
 _packed: Callable[[Command], bytes] = cast("Any", hiredis.pack_command)
-# Who waits for a reply: a future, None where only an error matters (within a transaction); when it is due, on the
-# loop's clock; bytes of the command.
-_Waiting = tuple["asyncio.Future[Any] | None", float, int]
+# Who waits for a reply; when it is due, on the loop's clock; bytes of the command.
+_Waiting = tuple["asyncio.Future[Any]", float, int]
 
 
 class Exchange(asyncio.Protocol):
@@ -54,7 +53,6 @@ class Exchange(asyncio.Protocol):
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0  # of the commands that wait
         self._unsent: list[bytes] = []
-        self._refused: Exception | None = None  # the first error within a transaction
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # of the timer
         self._heard = False  # anything, since the timer was set
@@ -79,20 +77,11 @@ class Exchange(asyncio.Protocol):
     def ask(self, words: Command, due: float) -> asyncio.Future[Any]:
         """The reply of a command; a `redis.exceptions.TimeoutError` at `due`, on the loop's clock. Whoever stops
         waiting leaves its place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
-        return self._queued(_packed(words), 1, due)
-
-    def ask_as_one(self, commands: Sequence[Command], due: float) -> asyncio.Future[Any]:
-        """The replies of a transaction. As `ask`, and raises what kept one of the commands from being queued."""
-        steps: tuple[Command, ...] = (("MULTI",), *commands, ("EXEC",))
-        return self._queued(b"".join(map(_packed, steps)), len(steps), due)
-
-    def _queued(self, packed: bytes, replies: int, due: float) -> asyncio.Future[Any]:
+        packed = _packed(words)
         size = len(packed)
         if len(self._waiting) >= MOST_COMMANDS or self._bytes + size > MOST_BYTES:
             raise StoreUnavailable(f"{len(self._waiting)} commands ({self._bytes} bytes) already wait for the store")
         future: asyncio.Future[Any] = self._loop.create_future()
-        for _ in range(replies - 1):
-            self._waiting.append((None, due, 0))
         self._waiting.append((future, due, size))
         self._bytes += size
         if not self._unsent and self._transport is not None:
@@ -115,10 +104,8 @@ class Exchange(asyncio.Protocol):
                 if isinstance(reply, Exception):
                     if not self._refuse(future, reply):
                         return None
-                elif future is not None:
-                    self._refused = None
-                    if not future.done():
-                        future.set_result(reply)
+                elif not future.done():
+                    future.set_result(reply)
         except InvalidResponse as error:
             return self.end(error)
         if reader.len() > MOST_REPLY:
@@ -143,7 +130,7 @@ class Exchange(asyncio.Protocol):
             self.lost.set_result(None)
         self._unsent.clear()
         for future, _, _ in self._waiting:
-            if future is not None and not future.done():
+            if not future.done():
                 future.set_exception(error)
         self._waiting.clear()
         self._gone(self)
@@ -153,19 +140,14 @@ class Exchange(asyncio.Protocol):
         if unsent and self._transport is not None:
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
-    def _refuse(self, future: asyncio.Future[Any] | None, error: Exception) -> bool:
+    def _refuse(self, future: asyncio.Future[Any], error: Exception) -> bool:
         """-> whether the connection lasts."""
-        over = isinstance(error, RedisConnectionError) or self._demoted(error)
-        if future is None:
-            self._refused = self._refused or error
-        else:
-            # Of a transaction that was dropped, the first command that was refused says why.
-            error, self._refused = self._refused or error, None
-            if not future.done():
-                future.set_exception(error)
-        if over:
+        if not future.done():
+            future.set_exception(error)
+        if isinstance(error, RedisConnectionError) or self._demoted(error):
             self.end(RedisConnectionError(f"the server cannot be asked: {error}"))
-        return not over
+            return False
+        return True
 
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
@@ -179,7 +161,7 @@ class Exchange(asyncio.Protocol):
         self._timer = None
         now, late, coming = self._loop.time(), False, float("inf")
         for future, due, _ in self._waiting:
-            if future is None or future.done():
+            if future.done():
                 continue
             if due <= now:
                 late = True

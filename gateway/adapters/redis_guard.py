@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.adapters.redis_cluster import Cluster, doubt
-from gateway.adapters.redis_exchange import Command, Word
+from gateway.adapters.redis_exchange import Word
 from gateway.adapters.redis_line import Line
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
@@ -78,22 +78,6 @@ class Guard:
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
 
-    async def ask_as_one(self, commands: Sequence[Command], timeout_s: float | None = None) -> list[Any]:
-        """The replies of commands that are one step; in a cluster, of those that lie on one node."""
-        line = self._line
-        if line is None:
-            return await self.execute(lambda client: _as_one(client, commands), timeout_s)
-        self._admit()
-        try:
-            replies: list[Any] = await line.ask_as_one(commands, timeout_s or self._timeout_s)
-            failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
-            if failed is not None:
-                raise failed
-        except (RedisError, OSError) as error:
-            raise self._failed(error) from None
-        self._breaker.succeeded()
-        return replies
-
     async def run(
         self, script: Script, keys: Sequence[str], arguments: Sequence[Word], timeout_s: float | None = None
     ) -> Any:
@@ -141,13 +125,6 @@ class Guard:
             doubt(self._client)
         self._breaker.failed(self._clock.monotonic())
         return StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300])
-
-
-async def _as_one(client: Any, commands: Sequence[Command]) -> list[Any]:
-    async with client.pipeline(transaction=True) as pipe:
-        for words in commands:
-            pipe.execute_command(*words)
-        return list(await pipe.execute())
 
 
 async def _run(client: Any, script: Script, words: Sequence[Word]) -> Any:

@@ -7,7 +7,6 @@ is opened and signed in by it, and then taken over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -47,12 +46,6 @@ class Line:
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._opened(loop)
         return exchange.ask(words, loop.time() + timeout_s)
-
-    def ask_as_one(self, commands: Sequence[Command], timeout_s: float) -> asyncio.Future[Any]:
-        """As `Exchange.ask_as_one`, within `timeout_s`."""
-        loop = asyncio.get_running_loop()
-        exchange = self._exchange if self._exchange is not None else self._opened(loop)
-        return exchange.ask_as_one(commands, loop.time() + timeout_s)
 
     async def close(self) -> None:
         """What was asked is answered first, if that takes no longer than `CLOSE_S`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gateway.adapters.redis_cluster import names_of, used_memory
-from gateway.adapters.redis_exchange import Command, Word
+from gateway.adapters.redis_exchange import Word
 from gateway.adapters.redis_guard import Guard, Script
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_names import PREFIX
@@ -36,21 +36,29 @@ SCAN_BATCH = 500
 # What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
 # (gateway/upkeep/succession.py): the one that lookups still go by, beside the one that they will.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
+# All that an entry may have beside what each has.
+OPTIONAL = ("lease", "vector", "embedder", "former", "former_embedder")
+# KEYS: the entry, its lease, the list of all. ARGV: the token of the lease, 0 for none; the expiry in ms, and as it is
+# listed; the fingerprint; how many words the fields have, and how many names what goes with the answer that was there;
+# those; and a command: what others are told.
+#
 # Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
-# entry of a later lease, or of none. KEYS: the entry, its lease, the list of all. What comes after the entry's fields,
-# whose number is ARGV[5], is a command: what others are told.
+# entry of a later lease, or of none. HSET is the first step that writes: a server without room refuses it, and nothing
+# else has been done then.
 PUT = Script("""
-local mine = redis.call('GET', KEYS[2]) == ARGV[1]
-if not mine and redis.call('EXISTS', KEYS[1]) == 1 then
+local mine = ARGV[1] ~= '0' and redis.call('GET', KEYS[2]) == ARGV[1]
+if ARGV[1] ~= '0' and not mine and redis.call('EXISTS', KEYS[1]) == 1 then
   local other = tonumber(redis.call('HGET', KEYS[1], 'lease') or '0')
   if other == 0 or other > tonumber(ARGV[1]) then return 0 end
 end
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'lease', ARGV[1], unpack(ARGV, 6, 5 + ARGV[5]))
+local fields = 6 + ARGV[5]
+local names = fields + ARGV[6]
+redis.call('HSET', KEYS[1], unpack(ARGV, 7, fields))
+redis.call('HDEL', KEYS[1], unpack(ARGV, fields + 1, names))
 redis.call('PEXPIREAT', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
-if #ARGV > 5 + ARGV[5] then redis.call(unpack(ARGV, 6 + ARGV[5])) end
+if #ARGV > names then redis.call(unpack(ARGV, names + 1)) end
 return 1
 """)
 T = TypeVar("T")
@@ -99,37 +107,22 @@ class RedisStore:
         return entry if entry.fingerprint == fingerprint else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
+        name, names = entry.fingerprint, self.names
         fields: dict[str, Word] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
         fields["worth"] = repr(worth_of(entry))
+        if lease:
+            fields["lease"] = lease
         if vector is not None:
             fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
-        stored = await self._put_fenced(entry, fields, lease) if lease else await self._put_plainly(entry, fields)
-        if stored and vector is not None and self._told is not None:
-            self._told(entry.fingerprint)
-        return stored
-
-    async def _put_plainly(self, entry: Entry, fields: Mapping[str, Word]) -> bool:
-        name, key = entry.fingerprint, self.names.entry(entry.fingerprint)
-        commands: list[Command] = [
-            ("DEL", key),
-            ("HSET", key, *chain.from_iterable(fields.items())),
-            ("PEXPIREAT", key, int(entry.expires * 1000)),
-            ("ZADD", self.names.list_of(name), entry.expires, name),
-        ]
-        if self.journal is not None:
-            commands.append((*self.journal.command(_kind(fields), name),))
-        await self._guard.ask_as_one(commands)
-        return True
-
-    async def _put_fenced(self, entry: Entry, fields: Mapping[str, Word], lease: int) -> bool:
-        name, names = entry.fingerprint, self.names
-        keys = [names.entry(name), names.lease(name), names.list_of(name)]
-        head: list[Word] = [lease, int(entry.expires * 1000), entry.expires, entry.fingerprint]
-        words: list[Word] = [*chain.from_iterable(fields.items())]
-        arguments: list[Word] = [*head, len(words), *words, *self.told_within(_kind(fields), name)]
-        stored = bool(await self.run(PUT, keys, arguments))
+        kind = ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
+        words, gone = [*chain.from_iterable(fields.items())], [name for name in OPTIONAL if name not in fields]
+        arguments: list[Word] = [lease, int(entry.expires * 1000), entry.expires, name, len(words), len(gone)]
+        arguments += [*words, *gone, *self.told_within(kind, name)]
+        stored = bool(await self.run(PUT, [names.entry(name), names.lease(name), names.list_of(name)], arguments))
         if stored:
-            await self.tell_apart(_kind(fields), name)
+            await self.tell_apart(kind, name)
+            if vector is not None and self._told is not None:
+                self._told(name)
         return stored
 
     def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
@@ -247,10 +240,6 @@ class RedisStore:
 async def _scan(key: str, cursor: int, most: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
     found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=most)
     return found
-
-
-def _kind(fields: Mapping[str, Word]) -> ChangeKind:
-    return ChangeKind.VECTORS if "vector" in fields else ChangeKind.RECORDS
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:

@@ -12,7 +12,7 @@ from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.cache.price import Price
 from gateway.errors import StoreUnavailable
-from gateway.flights.aloft import to_come
+from gateway.flights.aloft import entry_of
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import (
     Admission,
@@ -35,6 +35,7 @@ from gateway.ports import Clock, Inspection, NearStore, VectorIndex
 
 LOG = logging.getLogger("nearhit.store")
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
+UNPRICED = Price()
 
 
 class Admit:
@@ -140,7 +141,7 @@ class Admit:
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return False
-        entry = self._entry(request, response, payload, inspection, asked, streamed=streamed)
+        entry = self._entry(request, response, payload, inspection, dollars, asked, streamed=streamed)
         vector = self._vector(request)
         admission = Admission.PURGED if self._store.banned(entry, vector) else Admission.STORED
         self._count(admission)
@@ -152,13 +153,14 @@ class Admit:
         response: Response,
         payload: tuple[bytes, ...],
         inspection: Inspection,
+        dollars: float,
         asked: float,
         *,
         streamed: bool,
     ) -> Entry:
         now = self._clock.wall()
-        return replace(
-            to_come(request),
+        return entry_of(
+            request,
             streamed=streamed,
             payload=payload,
             content_type=response.content_type or "application/json",
@@ -167,10 +169,10 @@ class Admit:
             backend=response.provenance.backend or "",
             input_tokens=inspection.input_tokens,
             output_tokens=inspection.output_tokens,
-            cost_dollars=self._cost(response, inspection),
+            cost_dollars=dollars,
             upstream_s=self._clock.monotonic() - asked,
             tags=tags_of(  # the backend's first: within their bound a client cannot push them out
-                *(value for name, value in response.headers if name.lower() == "cache-tag"),
+                *[value for name, value in response.headers if name.lower() == "cache-tag"],
                 request.headers.get("cache-tag"),
             ),
         )
@@ -179,7 +181,7 @@ class Admit:
         """Of all calls that were made for the answer."""
         origin = response.provenance
         usages = (Usage(origin.backend or "", inspection.input_tokens, inspection.output_tokens), *origin.beside)
-        return sum(self._prices.get(u.backend, Price()).of(u.input_tokens, u.output_tokens) for u in usages)
+        return sum([self._prices.get(u.backend, UNPRICED).of(u.input_tokens, u.output_tokens) for u in usages])
 
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""
@@ -221,11 +223,13 @@ def _marked(response: Response) -> Response:
 
 def forbids_storing(headers: Sequence[tuple[str, str]]) -> bool:
     """Whether a backend says `Cache-Control: no-store` (RFC 9111, section 5.2.2.5)."""
-    values = (value for name, value in headers if name.lower() == "cache-control")
+    values = [value for name, value in headers if name.lower() == "cache-control"]
     return any(part.strip().lower() == "no-store" for value in values for part in value.split(","))
 
 
 def tags_of(*headers: str | None) -> tuple[str, ...]:
     """The tags of `Cache-Tag` headers; what exceeds the bounds is dropped."""
-    tags = (tag.strip() for header in headers for tag in (header or "").split(","))
+    tags = [tag.strip() for header in headers if header for tag in header.split(",")]
+    if not tags:
+        return ()
     return tuple(dict.fromkeys(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]

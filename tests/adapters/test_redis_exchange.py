@@ -18,10 +18,8 @@ from redis.exceptions import (
     BusyLoadingError,
     InvalidResponse,
     MovedError,
-    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -283,29 +281,6 @@ async def test_a_reply_without_end_ends_the_connection(monkeypatch: pytest.Monke
     it.come(b"$2000\r\n" + b"x" * 1_500)
     with pytest.raises(InvalidResponse, match="more than 1000 bytes"):
         await asked
-
-
-async def test_a_transaction_is_one_reply() -> None:
-    it = await opened()
-    both = it.exchange.ask_as_one([("SET", "a", 1), ("GET", "a")], it.loop.time() + LONG_S)
-    after = it.ask("GET", "b")
-    it.come(b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n$1\r\n1\r\n$1\r\n2\r\n")
-    assert await both == [b"OK", b"1"]
-    assert await after == b"2"
-    await asyncio.sleep(0)
-    assert [command[0] for command in commands_in(it.wire.written[0])] == [b"MULTI", b"SET", b"GET", b"EXEC", b"GET"]
-
-
-async def test_a_transaction_that_is_dropped_says_which_command_was_refused_and_the_next_one_does_not() -> None:
-    it = await opened()
-    full = it.exchange.ask_as_one([("SET", "a", 1), ("SET", "b", 1)], it.loop.time() + LONG_S)
-    other = it.ask("HGET", "a", "b")
-    it.come(b"+OK\r\n-OOM command not allowed\r\n-OOM command not allowed\r\n-EXECABORT Transaction discarded\r\n")
-    it.come(b"-WRONGTYPE a string\r\n")
-    with pytest.raises(OutOfMemoryError):
-        await full
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await other
 
 
 @pytest.mark.parametrize("bound", ["MOST_COMMANDS", "MOST_BYTES"])

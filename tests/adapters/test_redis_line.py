@@ -193,17 +193,6 @@ async def test_a_script_that_the_server_does_not_know_is_sent_once(tmp_path: Pat
     await server.stop()
 
 
-async def test_an_error_within_a_transaction_is_told(tmp_path: Path) -> None:
-    server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
-    async with guard_of(server.url) as guard:
-        await guard.ask("SET", "text", "x")
-        assert "WRONGTYPE" in await refused(guard.ask_as_one([("SET", "a", 1), ("HGET", "text", "f")]))
-        assert "unknown command" in await refused(guard.ask_as_one([("SET", "b", 1), ("NOSUCH", "b")]))
-        assert await guard.ask("GET", "a") == b"1", "what is queued is run to its end, as on redis-py"
-        assert await guard.ask("GET", "b") is None
-    await server.stop()
-
-
 async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_others(tmp_path: Path) -> None:
     async with scripted(tmp_path, echo) as server, guard_of(server.url) as guard:
         leaves, stays = (asyncio.create_task(guard.ask("ECHO", name)) for name in ("leaves", "stays"))

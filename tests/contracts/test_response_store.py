@@ -236,6 +236,35 @@ async def test_a_damaged_vector_hides_no_other(on_server: tuple[RedisStore, Redi
     assert [stored.fingerprint async for stored in store.vectors()] == [hexed("sound")]
 
 
+@pytest.mark.parametrize("lease", [0, 7])
+async def test_a_server_without_room_refuses_a_put_and_keeps_what_was_there(
+    on_server: tuple[RedisStore, Redis], lease: int
+) -> None:
+    store, client = on_server
+    before = entry_of("a", backend="before")
+    await store.put(before, vector_of(1), lease)
+    policy, kept = client.config_get("maxmemory-policy"), client.config_get("maxmemory")
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="the store refused"):
+            await store.put(entry_of("a", backend="after", payload=(b"x" * 10_000,)), None, lease)
+    finally:
+        client.config_set("maxmemory", kept["maxmemory"])
+        client.config_set("maxmemory-policy", policy["maxmemory-policy"])
+    assert await store.get(before.fingerprint) == before
+    assert [stored.fingerprint async for stored in store.vectors()] == [before.fingerprint]
+
+
+async def test_what_an_answer_had_beside_it_goes_with_it(on_server: tuple[RedisStore, Redis]) -> None:
+    store, client = on_server
+    await store.put(entry_of("a"), vector_of(1), 7)
+    (key,) = client.keys("*entry*")
+    client.hset(key, mapping={"former": b"v", "former_embedder": b"e0"})
+    await store.put(entry_of("a", backend="after"), None)
+    assert set(client.hkeys(key)) == {b"record", b"scope", b"expires", b"worth"}
+
+
 async def test_keys_of_others_in_the_same_database_are_left_alone(on_server: tuple[RedisStore, Redis]) -> None:
     store, client = on_server
     client.set("session:1", "theirs")

@@ -1,0 +1,115 @@
+"""What asking the store costs the gateway and the server, CPU in microseconds of a command: over the connection of our
+own and by redis-py, by size of the record, one after the other and 32 at once; and what compressing records would.
+
+`python -m bench.store`. An embedded server, uvloop; medians of `ROUNDS` that take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench.load import cpu_seconds
+from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_guard import Guard
+from gateway.adapters.redis_store import OPTIONAL, PUT
+from gateway.adapters.system_clock import SystemClock
+
+ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32
+SIZES = (700, 4_000, 16_000, 64_000, 1_000_000)
+VECTOR = b"v" * 1_536
+Asked = Callable[[int], Awaitable[Any]]
+
+
+def fields(size: int) -> tuple[str | bytes, ...]:
+    return ("record", b"r" * size, "scope", "s" * 64, "expires", "1800000000.123", "worth", "1e-5", "vector", VECTOR)
+
+
+def _read(guard: Guard, size: int, _: int) -> Awaitable[Any]:
+    return guard.ask("HGET", f"k{size}", "record")
+
+
+def ways(guard: Guard, client: Any) -> dict[str, Asked]:
+    found: dict[str, Asked] = {}
+    for size in SIZES:
+        found[f"read of {size:,} bytes"] = partial(_read, guard, size)
+    found["read of 700 bytes by redis-py"] = lambda _: client.hget("k700", "record")
+    expires, far = 1_900_000_000_000, 1.9e9
+
+    def put(number: int) -> Awaitable[Any]:
+        words = fields(1_300)
+        arguments = [0, expires, far, str(number), len(words), len(OPTIONAL), *words, *OPTIONAL]
+        return guard.run(PUT, [f"e{number}", "lease", "all"], arguments)
+
+    async def put_by_redis_py(number: int) -> None:
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.delete(f"e{number}")
+            pipe.execute_command("HSET", f"e{number}", *fields(1_300))
+            pipe.pexpireat(f"e{number}", expires)
+            pipe.zadd("all", {str(number): far})
+            await pipe.execute()
+
+    return found | {"put": put, "put by redis-py": put_by_redis_py}
+
+
+async def cost(asked: Asked, at_once: int, server: int, commands: int) -> tuple[float, float]:
+    mine, its = time.thread_time(), cpu_seconds(server)
+    for first in range(0, commands, at_once):
+        await asyncio.gather(*(asked(first + i) for i in range(at_once)))
+    return 1e6 * (time.thread_time() - mine) / commands, 1e6 * (cpu_seconds(server) - its) / commands
+
+
+async def commands() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = await EmbeddedValkey.start(Path(folder), max_memory=2**28)
+        guard, client = Guard(connect(server.url), 10.0, SystemClock()), connect(server.url)
+        for size in SIZES:
+            await guard.ask("HSET", f"k{size}", "record", b"r" * size)
+        print(f"{'gateway / server, us of CPU':<34}{'one by one':>16}{f'{AT_ONCE} at once':>16}")
+        for name, asked in ways(guard, client).items():
+            count = 64 if "1,000,000" in name else COMMANDS
+            found = {n: [await cost(asked, n, server.pid, count) for _ in range(ROUNDS)] for n in (1, AT_ONCE)}
+            shown = (
+                f"{statistics.median(a for a, _ in costs):.1f} / {statistics.median(b for _, b in costs):.1f}"
+                for costs in found.values()
+            )
+            print(f"{name:<34}" + "".join(f"{each:>16}" for each in shown))
+        await client.aclose()
+        await guard.close()
+        await server.stop()
+
+
+def compression() -> None:
+    """Of answers made of this project's documentation, by zlib at its fastest."""
+    text = "".join(path.read_text() for path in sorted(Path("docs").glob("*.md")))
+    print(f"\n{'zlib, level 1':<20}{'of its size':>14}{'compressed, us':>18}{'and back, us':>16}")
+    for size in (700, 4_000, 16_000, 64_000):
+        data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text[:size]}}]}).encode()
+        packed = zlib.compress(data, 1)
+        spent = [_least(partial(zlib.compress, data, 1)), _least(partial(zlib.decompress, packed))]
+        print(f"{len(data):>12,} bytes{len(packed) / len(data):>15.2f}{spent[0]:>18.1f}{spent[1]:>16.1f}")
+
+
+def _least(work: Callable[[], object], times: int = 100) -> float:
+    spent = []
+    for _ in range(times):
+        started = time.thread_time_ns()
+        work()
+        spent.append(time.thread_time_ns() - started)
+    return min(spent) / 1e3
+
+
+if __name__ == "__main__":
+    uvloop.run(commands())
+    compression()
