@@ -15,7 +15,7 @@ MOST = {
     "unknown path": (204, 216),
     "exact hit on the stages' path": (150, 162),
     "semantic hit (hash)": (287, 335),
-    "chat miss, stored in both caches": (478, 549),
+    "chat miss, stored in both caches": (471, 536),
 }
 
 
