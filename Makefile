@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill distill-walk train lock man schema clean
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -72,6 +72,16 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 
 bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
 	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json build/growth.json --picture docs/images/growth.svg
+
+# The programs of others, each in an environment of its own; what cannot be had is left out, and said.
+bench-peers: setup  ## the gateway beside others of its kind: LiteLLM, Portkey, vllm-router, GPTCache (1 GB, 10 minutes)
+	@for name in litellm gptcache vllm-router; do \
+	  test -x .venv-peers/$$name/bin/pip || $(BIN)/python -m venv .venv-peers/$$name; \
+	  .venv-peers/$$name/bin/pip install -q --disable-pip-version-check -r bench/peers/$$name.txt \
+	    || { echo "$$name could not be installed"; rm -rf .venv-peers/$$name; }; done
+	@npm install --silent --no-audit --no-fund --prefix .venv-peers/portkey @portkey-ai/gateway@1.15.2 \
+	  || echo "Portkey could not be installed: it needs npm (apt-get install npm)"
+	@$(BIN)/python -m bench.peers --json docs/performance/peers.json --picture docs/images/peers.svg
 
 bench-tail: setup  ## p99.9 under a steady load, stalls of the event loop, memory (3 minutes, on an otherwise idle machine)
 	@$(BIN)/python -m bench.tail

@@ -28,7 +28,7 @@ from redis import Redis
 from bench.asked import CONFIG, POLICY, body, other_case
 from bench.gateways import EXACT_CACHE, Bare, Running, bare, gateway_of
 from bench.index_start import STORE_BYTES, fill_store, get
-from bench.load import Load, request_bytes, rss_mb, run
+from bench.load import Load, cpu_seconds, request_bytes, rss_mb, run
 from bench.protocols import QUESTION
 from bench.questions import Questions
 from bench.rows import FIXED, PROXY, STORED
@@ -39,6 +39,7 @@ SIZES = (1024, 4096, 16384, 65536, 262144, 1000000)
 CONNECTIONS = (1, 4, 16, 64, 256, 1000)
 ROUTES = (1, 4, 16, 64)
 ENTRIES = (0, 10_000, 100_000, 1_000_000)
+SETTLE_S = 300.0
 MOST_BYTES = 64 * 2**20  # of bodies at a point and round
 EXACT = EXACT_CACHE.replace(
     "routes:\n", "routes:\n  - {name: through, match: {model: uncached}, route: {backend: main}}\n"
@@ -48,7 +49,7 @@ WIDE = CONFIG.replace("/v1}}", "/v1, max_concurrency: 2048, adaptive: off}}").re
 )
 ON_DISK = f"""data_dir: {{folder}}
 index: {{{{max_entries: {2 * ENTRIES[-1]}}}}}
-store: {{{{max_memory: {STORE_BYTES}, max_entries: {2 * ENTRIES[-1]}, front_size: 1B}}}}
+store: {{{{max_memory: {STORE_BYTES}, max_entries: {2 * ENTRIES[-1]}, front_size: 1B, timeout: 5s}}}}
 """
 
 
@@ -193,6 +194,7 @@ async def entries(growth: Growth, there: Bare, counts: Sequence[int]) -> None:
             with gateway_of(CONFIG, POLICY, **given) as it:
                 while not get(f"http://127.0.0.1:{it.port}/readyz").get("index_ready"):
                     await asyncio.sleep(0.1)
+                await settled(it.process.pid)
                 growth.memory[count] = rss_mb(it.process.pid)
                 for _ in range(growth.rounds):
                     exact = [STORED[i % len(STORED)] for i in range(growth.requests)]
@@ -202,6 +204,15 @@ async def entries(growth: Growth, there: Bare, counts: Sequence[int]) -> None:
                         "entries", "exact hit, from the store", count, place(it), exact, 8, "detail=exact"
                     )
                     await note("semantic hit (hash)", count, place(it), alike, 8, "detail=semantic")
+
+
+async def settled(pid: int) -> None:
+    """Returns once what follows a start is done: large scopes get another form of their index."""
+    until, calm = time.monotonic() + SETTLE_S, 0
+    while calm < 3 and time.monotonic() < until:
+        before = cpu_seconds(pid)
+        await asyncio.sleep(1)
+        calm = calm + 1 if cpu_seconds(pid) - before < 0.1 else 0
 
 
 async def scope_in(data_dir: Path) -> str:

@@ -113,7 +113,7 @@ STORED = tuple(body(unheard(random.Random(number))) for number in range(64))
 KINDS: Mapping[str, Kind] = {
     "hash": Kind("hash", (body(QUESTION), body(QUESTION, "long"))),
     # A front in which no entry has room.
-    "store": Kind("hash", STORED, "store: {front_size: 1B}\n"),
+    "store": Kind("hash", STORED, "store: {front_size: 1B, timeout: 5s}\n"),
     "onnx": Kind("onnx", (body(QUESTION),), policy=REFUSING),
 }
 ROWS = (
