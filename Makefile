@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -82,6 +82,11 @@ bench-peers: setup  ## the gateway beside others of its kind: LiteLLM, Portkey, 
 	@npm install --silent --no-audit --no-fund --prefix .venv-peers/portkey @portkey-ai/gateway@1.15.2 \
 	  || echo "Portkey could not be installed: it needs npm (apt-get install npm)"
 	@$(BIN)/python -m bench.peers --json docs/performance/peers.json --picture docs/images/peers.svg
+
+bench-flames: setup  ## where the time goes, a flame graph a path, into docs/performance (4 minutes; may trace processes)
+	@test -x .venv-pyspy/bin/pip || $(BIN)/python -m venv .venv-pyspy
+	@.venv-pyspy/bin/pip install -q --disable-pip-version-check py-spy==0.4.3
+	@$(BIN)/python -m bench.flames --py-spy .venv-pyspy/bin/py-spy
 
 bench-tail: setup  ## p99.9 under a steady load, stalls of the event loop, memory (3 minutes, on an otherwise idle machine)
 	@$(BIN)/python -m bench.tail

@@ -125,6 +125,10 @@ class LoopWatch:
         stack.callback(looking.join, 1.0)
         stack.callback(self._running.release)
 
+    def forgive(self) -> None:
+        """What the loop stood still for until now does not count."""
+        self._before = self._read()
+
     def shown(self) -> dict[str, Any]:
         """For operators: see `Stall.plain`."""
         stalls = {"last": self.last, "longest": self.longest}

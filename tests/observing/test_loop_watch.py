@@ -93,3 +93,13 @@ def test_a_loop_with_nothing_to_do_wakes_less_often() -> None:
     before = Reading(10.0, 1.0, 2.0)
     assert next_tick(before, Reading(10.01, 1.0002, 2.0)) == IDLE_TICK_S
     assert next_tick(before, Reading(10.01, 1.005, 2.0)) == TICK_S
+
+
+async def test_what_is_forgiven_does_not_count() -> None:
+    watch = LoopWatch(Telemetry())
+    async with AsyncExitStack() as stack:
+        watch.begin(stack)
+        stand_still(watch)
+        assert late(watch._before, watch._read()) > STALL_S
+        watch.forgive()
+        assert late(watch._before, watch._read()) == 0

