@@ -43,14 +43,15 @@ T = TypeVar("T")
 
 
 class Head(NamedTuple):
-    """What a plain request says before its body. `length`: of the body, in bytes; `decisive`: a digest of all that may
-    decide the answer beside the body (see `decisive_of`)."""
+    """What a plain request says before its body. `length`: of the body, in bytes; `closes`: it is the last one on its
+    connection; `decisive`: a digest of all that may decide the answer beside the body (see `decisive_of`)."""
 
     method: str
     path: str  # as sent, still percent-encoded, without the query
     query: str  # as sent, without "?"
     headers: CIMultiDictProxy[str]
     length: int
+    closes: bool
     decisive: bytes
 
 
@@ -61,6 +62,7 @@ class _Stem(NamedTuple):
     path: str
     query: str
     headers: CIMultiDict[str]
+    closes: bool
     decisive: bytes
 
 
@@ -97,21 +99,21 @@ class Heads:
                 if _DIGITS.fullmatch(value) is None:
                     return None
                 length = int(value)
-        read = Head(stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.decisive)
+        read = Head(stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive)
         if not unique:
             self._heads.put(head, read)
         return read
 
 
 def decisive_of(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
-    """A digest of the parts of a head that may decide the answer: all but how long its body is and what traces it. None
-    where no plain request has such headers."""
+    """A digest of the parts of a head that may decide the answer: all but how long its body is, whether the connection
+    goes on and what traces it. None where no plain request has such headers."""
     parts = [method, target]
     for name, value in headers:
         low = name.lower()
-        if low in ODD or (low == "connection" and value.lower() != "keep-alive"):
+        if low in ODD or (low == "connection" and value.lower() not in ("close", "keep-alive")):
             return None
-        if low not in TRACING and low != "content-length":
+        if low not in TRACING and low not in ("connection", "content-length"):
             parts.append(f"{name}:{value}")
     # No part contains a line break, so they cannot run into each other.
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).digest()
@@ -135,7 +137,7 @@ def _stem_of(head: bytes, max_field: int) -> _Stem | None:
     if decisive is None or "host" not in headers:
         return None
     path, _, query = target.partition("?")
-    return _Stem(method, path, query, headers, decisive)
+    return _Stem(method, path, query, headers, headers.get("connection", "").lower() == "close", decisive)
 
 
 class _Memo(Generic[T]):

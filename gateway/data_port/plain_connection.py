@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.bodies import AtHand, close_body
 from gateway.data_port.heads import MAX_HEAD, Head
+from gateway.data_port.outlet import Outlet
 from gateway.data_port.refusals import refused
 from gateway.data_port.service import at_hand, pieces_of
 from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, chunk_of, stream_head, whole_answer
@@ -38,8 +39,8 @@ class PlainConnection(asyncio.Protocol):
     """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
 
     __slots__ = (
-        "_ahead", "_begun", "_deadline", "_drained", "_finishing", "_gone", "_have", "_loop", "_peer", "_pieces",
-        "_reading", "_server", "_task", "_timer", "_transport", "_waiting", "_want", "_writable",
+        "_ahead", "_deadline", "_gone", "_have", "_last", "_loop", "_out", "_peer", "_pieces", "_reading", "_server",
+        "_task", "_timer", "_transport", "_waiting", "_want",
     )  # fmt: skip
 
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,16 +51,15 @@ class PlainConnection(asyncio.Protocol):
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
         self._ahead = b""  # what came while a request is answered
-        self._reading = self._writable = True
-        self._drained: asyncio.Future[None] | None = None
-        self._begun = False  # some of the answer has been written
-        self._finishing = False
+        self._reading = True
+        self._last = False  # what is read or answered now is the last request
         self._gone: asyncio.Future[None] | None = None
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._out = Outlet(self._transport)
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
         sock = transport.get_extra_info("socket")
@@ -72,9 +72,7 @@ class PlainConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forgotten()
-        self._writable = True
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._out.emptied()
         if self._task is not None:
             self._task.cancel()  # a client that leaves cancels its request, upstream too
         if self._gone is not None:
@@ -82,17 +80,15 @@ class PlainConnection(asyncio.Protocol):
         self._server.closed(self)
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._out.full()
 
     def resume_writing(self) -> None:
-        self._writable = True
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._out.emptied()
         if self._task is None:
             self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._task is not None or not self._writable:
+        if self._task is not None or not self._out.writable:
             self._ahead += data
             if len(self._ahead) > MAX_AHEAD and self._reading:
                 self._reading = False
@@ -110,7 +106,7 @@ class PlainConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """No further request is taken; what is being read or answered is."""
-        self._finishing, self._gone = True, self._loop.create_future()
+        self._last, self._gone = True, self._loop.create_future()
         if self._task is None and not self._pieces:
             self._transport.close()
 
@@ -125,7 +121,7 @@ class PlainConnection(asyncio.Protocol):
     @property
     def _goes_on(self) -> bool:
         """Whether there may be another request on this connection."""
-        return not (self._finishing or self._server.leaving)
+        return not (self._last or self._server.leaving)
 
     # Requests
 
@@ -151,13 +147,15 @@ class PlainConnection(asyncio.Protocol):
             if self._pieces:
                 self._came_whole()
             body, at = data[end:over], over
+            if head.closes:
+                self._last = True
             answer = front.answer(head, body) if self._goes_on else None
             if answer is None:
                 self._ahead, self._deadline = data[at:], math.inf
                 self._task = self._loop.create_task(self._answer(head, body))
                 return
             self._transport.write(answer)
-            if at == len(data) or not self._writable:  # a client that asks and does not read has to wait
+            if at == len(data) or not self._out.writable:  # a client that asks and does not read has to wait
                 self._ahead, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
                 return
 
@@ -168,7 +166,7 @@ class PlainConnection(asyncio.Protocol):
             self._waiting = self._loop.call_later(WAIT_S, self._waited)
 
     def _waited(self) -> None:
-        if self._writable:
+        if self._out.writable:
             self._hand_over(b"".join(self._pieces))
         else:  # aiohttp counts on being told that the transport is full
             self._waiting = self._loop.call_later(WAIT_S, self._waited)
@@ -180,7 +178,7 @@ class PlainConnection(asyncio.Protocol):
             self._waiting = None
 
     def _hand_over(self, data: bytes) -> None:
-        if self._finishing:
+        if self._last:
             self._transport.close()
             return
         self._forgotten()
@@ -196,7 +194,7 @@ class PlainConnection(asyncio.Protocol):
         """Closes it where no request came in time, the first one or another."""
         now = self._loop.time()
         if self._task is None and now >= self._deadline:
-            (self._transport.close if self._writable else self._transport.abort)()
+            (self._transport.close if self._out.writable else self._transport.abort)()
             return
         at = min(self._deadline, now + self._server.idle_timeout_s)
         self._timer = self._loop.call_at(at, self._expire)
@@ -206,7 +204,7 @@ class PlainConnection(asyncio.Protocol):
     async def _answer(self, head: Head, body: bytes) -> None:
         service, goes_on = self._server.service, False
         service.inflight += 1
-        self._begun = False
+        self._out.begun = False
         try:
             goes_on = await self._respond(head, body)
         except asyncio.CancelledError:
@@ -220,7 +218,7 @@ class PlainConnection(asyncio.Protocol):
         finally:
             service.inflight -= 1
             self._task = None
-        if goes_on and not self._finishing:
+        if goes_on and not self._last:
             self._deadline = self._loop.time() + self._server.idle_timeout_s
             self._go_on()
         else:
@@ -229,7 +227,7 @@ class PlainConnection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         """Nothing that a stage raises comes here: `Protect` has answered it."""
         LOG.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
-        if self._begun:
+        if self._out.begun:
             self._transport.abort()
             return
         answer = refused(500, "the request cannot be handled")
@@ -251,43 +249,39 @@ class PlainConnection(asyncio.Protocol):
 
     async def _send(self, request: Request, response: Response, whole: bytes | None) -> bool:
         headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
-        body, status, goes_on = response.body, response.status, self._goes_on
+        body, status, goes_on, out = response.body, response.status, self._goes_on, self._out
         assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
         try:
             if whole is not None:
                 return await self._send_whole(request.method, status, headers, whole)
             start, chunked = stream_head(request.method, status, headers, keep_alive=goes_on)
-            await self._write(start)
+            out.write(start)
             silent = bodiless(request.method, status)
             async for piece in pieces_of(body):
                 if not silent:
-                    await self._write(chunk_of(piece) if chunked else piece)
+                    out.write(chunk_of(piece) if chunked else piece)
+                    if not out.writable:
+                        await out.taken()
             if chunked:
-                await self._write(LAST_CHUNK)
+                out.write(LAST_CHUNK)
+            await out.taken()
         finally:
             await close_body(body)
         return goes_on
 
     async def _send_whole(self, method: str, status: int, headers: Headers, body: bytes) -> bool:
         goes_on = self._goes_on
-        await self._write(whole_answer(method, status, headers, body, keep_alive=goes_on))
+        self._out.write(whole_answer(method, status, headers, body, keep_alive=goes_on))
+        await self._out.taken()
         return goes_on
-
-    async def _write(self, data: bytes) -> None:
-        """Returns when the client has taken enough of what was written. Raises `ConnectionError`."""
-        if self._transport.is_closing():
-            raise ConnectionResetError("the client has left")
-        self._begun = True
-        self._transport.write(data)
-        if not self._writable:
-            self._drained = self._loop.create_future()
-            await self._drained
 
     def _go_on(self) -> None:
         """With what came meanwhile."""
+        if self._transport.is_closing():
+            return
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
         ahead, self._ahead = self._ahead, b""
-        if ahead and not self._transport.is_closing():
+        if ahead:
             self.data_received(ahead)

@@ -69,7 +69,7 @@ ODD = {
     + b"Host: g\r\n"
     + b"".join(b"X-%d: y\r\n" % i for i in range(module.MAX_LINES + 1))
     + b"\r\n",
-    "Connection: close": PLAIN.replace(b"Host: g", b"Host: g\r\nConnection: close"),
+    "Connection: upgrade": PLAIN.replace(b"Host: g", b"Host: g\r\nConnection: close, Upgrade"),
     "Expect": PLAIN.replace(b"Host: g", b"Host: g\r\nExpect: 100-continue"),
     "Upgrade": PLAIN.replace(b"Host: g", b"Host: g\r\nUpgrade: websocket"),
     "Content-Encoding": PLAIN.replace(b"Host: g", b"Host: g\r\nContent-Encoding: gzip"),
@@ -155,7 +155,7 @@ VALUE = st.text("abc 09=;,\t\"'()/:%{}", max_size=12).map(str.encode)
 KNOWN = st.sampled_from(
     [b"content-type", b"Accept", b"x-request-id", b"TRACEPARENT", b"Cookie", b"connection", b"Expect", b"te"]
 )
-HEADER = st.builds(b"%b:%b\r\n".__mod__, st.tuples(KNOWN | TOKEN, VALUE | st.just(b" keep-alive")))
+HEADER = st.builds(b"%b:%b\r\n".__mod__, st.tuples(KNOWN | TOKEN, VALUE | st.sampled_from([b" keep-alive", b"Close"])))
 TARGET = st.text('/abc?&=%.~#\\ "<>|^`{}[]@*', max_size=12).map(lambda text: b"/" + text.encode())
 JUNK = st.tuples(
     st.integers(0, 400), st.sampled_from([b"\r", b"\n", b"\r\n", b"\0", b"\xe4", b" ", b":", b"\t", b"\x7f"])
@@ -205,6 +205,7 @@ def test_aiohttp_reads_a_plain_request_the_same_way(
     assert sorted((name.lower(), value) for name, value in message.headers.items()) == sorted(
         (name.lower(), value) for name, value in found.headers.items()
     )
-    assert not (message.should_close or message.upgrade or message.chunked or message.compression)
+    assert message.should_close == found.closes
+    assert not (message.upgrade or message.chunked or message.compression)
     assert payload.is_eof()
     assert payload.total_bytes == found.length
