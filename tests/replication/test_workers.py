@@ -153,6 +153,30 @@ async def test_a_hand_over_loses_no_request_and_leaves_new_workers(served: Worke
     assert len(served.pids) == 2
 
 
+async def test_what_the_admin_port_has_written_down_outlasts_the_worker_that_wrote_it(served: Workers) -> None:
+    """Whoever asks: the port, the history and the audit file are those of the first worker."""
+    url, old = served.admin_url + "/admin/policy?file=policy.yaml", served.pids
+    changed = (served.home / "policies" / "policy.yaml").read_text() + "# told by the port\n"
+    async with served.session.post(url, data=changed.encode()) as answer:
+        assert answer.status == 200
+    before, audited = await history(served), served.data_dir / "workers" / "0" / "audit.jsonl"
+    assert [version["via"] for version in before][:1] == ["api"]
+    lines = audited.read_text().splitlines()
+    assert len(lines) == 1
+    assert (await asyncio.to_thread(restart, served.data_dir))["failed"] == 0
+    async with asyncio.timeout(30):
+        while set(old) & set(served.pids):
+            await asyncio.sleep(0.05)
+    assert await history(served) == before
+    assert audited.read_text().splitlines() == lines
+
+
+async def history(served: Workers) -> list[dict[str, Any]]:
+    async with served.session.get(served.admin_url + "/admin/policy/history") as answer:
+        versions: list[dict[str, Any]] = (await answer.json())["versions"]
+        return versions
+
+
 async def test_a_policy_that_is_wrong_by_now_leaves_the_old_workers(served: Workers) -> None:
     before, policy = served.pids, served.home / "policies" / "policy.yaml"
     policy.write_text("version: 2\n")
