@@ -192,8 +192,8 @@ PAGES: Mapping[str, Page] = {
         ("nearhit index migrate", "nearhit index migrate --config next.yaml --json"),
     ),
     "model triton": Page(
-        "Makes float32 ONNX of the embedding model and of the verifier's cross-encoder, in an environment of its own as "
-        "`model fetch` does, and puts each into the repository as its next version, unless the newest is the same. "
+        "Makes float32 ONNX of the embedding model and of the verifier's cross-encoder, in an environment of its own "
+        "as `model fetch` does, and puts each into the repository as its next version, unless the newest is the same. "
         "What config.pbtxt says already stays.",
         ("nearhit model triton models", "nearhit model triton models --cpu --build-env .venv-build"),
     ),
