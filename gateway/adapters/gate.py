@@ -62,7 +62,7 @@ class Gate:
         self._clock = clock
         self._waiting = Waiting()
         self._turnover = Turnover()
-        self._turns: dict[Ticket, asyncio.Future[float]] = {}  # -> when it was given
+        self._turns: dict[Ticket, asyncio.Future[float]] = {}  # of all who wait -> when it was given
         self._numbers = count()
         self.inflight = 0
 
@@ -78,7 +78,7 @@ class Gate:
 
     @property
     def _free(self) -> bool:
-        return self.inflight < self._limit.value and not self._waiting
+        return not self._turns and self.inflight < self._limit.value
 
     async def enter(self, request: Request) -> Place:
         """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
@@ -95,11 +95,13 @@ class Gate:
             now = self._clock.monotonic()
             self._turnover.held(now - asked, now)
         self.inflight -= 1
-        self._admit()
+        if self._turns:
+            self._admit()
 
     def answered(self, kind: Hashable, asked: float) -> None:
         self._limit.answered(kind, asked, self._clock.monotonic(), self.inflight)
-        self._admit()
+        if self._turns:
+            self._admit()
 
     def dropped(self, asked: float) -> None:
         self._limit.dropped(asked)
@@ -143,8 +145,6 @@ class Gate:
             self._refuse(outcome, Shed.DISPLACED)
 
     def _admit(self) -> None:
-        if not self._waiting:
-            return
         now = self._clock.monotonic()
         for late in self._waiting.expired(now):
             self._refuse(late, Shed.DEADLINE)

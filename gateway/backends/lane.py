@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -84,7 +84,7 @@ class Lane:
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
         self._telling = 0  # those of them from which latencies are learnt
-        self._waits = Waits()
+        self.waits = Waits()
         self.opened: Callable[[], None] = lambda: None  # told when the breaker opens
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
         self._clock = clock
@@ -107,7 +107,7 @@ class Lane:
     def told_to_wait_s(self, tenant: str | None, now: float) -> float:
         """For how long the upstream wants to be left alone, with this tenant's credentials; 0: it may be asked. None:
         whoever asks."""
-        return self._waits.left_s("" if tenant is None else tenant, now)
+        return self.waits.left_s("" if tenant is None else tenant, now)
 
     def state(self, now: float) -> UpstreamState:
         """As far as it is the same for all who ask."""
@@ -122,53 +122,60 @@ class Lane:
     async def call(self, request: Request, patience_s: float | None = None) -> Response:
         """Sends the call and keeps the books. Raises `BackendError` where it fails before its first byte, `GivenUp`
         where that takes longer than `patience_s`."""
-        call = request.call
-        sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, self._clock.monotonic())
+        call, now = request.call, self._clock.monotonic()
+        sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, now)
         if request.trace.traced is not None:
-            request, sent.noted = noted(request, request.trace.traced, self.upstream, sent.at)
+            request, sent.noted = noted(request, request.trace.traced, self.upstream, now)
         self.load += 1
         self._telling += sent.asked is not None
-        try:
-            response = await self._first_byte(request, sent, patience_s)
-        except BaseException as error:
-            late = isinstance(error, BackendError) and error.status == 504
-            sent.told = not (late or isinstance(error, asyncio.CancelledError))
-            if sent.noted is not None:
-                sent.noted.error = outcome_of(error)
-            self._over(request, sent)
-            raise
-        return with_end(response, partial(self._over, request, sent))
-
-    async def _first_byte(self, request: Request, sent: _Sent, patience_s: float | None) -> Response:
-        name, telemetry = self.backend.name, self._telemetry
         try:
             try:
                 response = await (self.backend.send(request) if patience_s is None else self._soon(request, patience_s))
             finally:
-                request.trace.since("upstream", sent.at)
-        except BackendError as error:
+                request.trace.since("upstream", now)
+            return self._began(request, sent, response)
+        except BaseException as error:
+            self._failed(request, sent, error)
+            raise
+
+    def _failed(self, request: Request, sent: _Sent, error: BaseException) -> None:
+        """Before the first byte."""
+        if isinstance(error, BackendError):
             if failed(error):
                 self._fared(sent, self._clock.monotonic(), ok=False)
             if isinstance(error, ModelDown):
                 self.breaker.eject(self._clock.monotonic())
-            telemetry.backend_requests.add(name, outcome_of(error))
-            raise
+            self._telemetry.backend_requests.add(self.backend.name, outcome_of(error))
+        late = isinstance(error, BackendError) and error.status == 504
+        sent.told = not (late or isinstance(error, asyncio.CancelledError))
+        if sent.noted is not None:
+            sent.noted.error = outcome_of(error)
+        self._over(request, sent)
+
+    def _began(self, request: Request, sent: _Sent, response: Response) -> Response:
+        """With the first byte, which of a short answer is the last one too."""
+        name, telemetry, body = self.backend.name, self._telemetry, response.body
         sent.first = now = self._clock.monotonic()
         telemetry.backend_ttft_seconds.observe(now - sent.at, name)
         telemetry.backend_requests.add(name, str(response.status))
         self._fared(sent, now, ok=response.status < 500)
-        self._heed(request, response, now)
+        limits = limits_in(response.headers)
+        if limits:
+            self._heed(request, response.status, limits, now)
         if sent.noted is not None:
             sent.noted.answered(now, response)
         if sent.pace is not None and response.status < 400:
             sent.pace.observe(now - sent.at, now)
-        if isinstance(response.body, EventStream):
-            timed = Guarded(self._timed(response.body, sent, now), source=response.body.events)
-            return replace(response, body=EventStream(timed))
-        if isinstance(response.body, Whole):
+        if isinstance(body, Whole):
             self._complete(sent, now, now, pieces=0, ok=response.status == 200)
-        sent.told = True
-        return response
+            self._over(request, sent)
+            return response
+        if isinstance(body, EventStream):
+            timed = Guarded(self._timed(body, sent, now), source=body.events)
+            response = replace(response, body=EventStream(timed))
+        else:
+            sent.told = True
+        return with_end(response, partial(self._over, request, sent))
 
     async def _soon(self, request: Request, patience_s: float) -> Response:
         try:
@@ -187,13 +194,12 @@ class Lane:
         if before is State.CLOSED and self.breaker.state(now) is not State.CLOSED:
             self.opened()
 
-    def _heed(self, request: Request, response: Response, now: float) -> None:
+    def _heed(self, request: Request, status: int, limits: Mapping[str, str], now: float) -> None:
         """An account's limits are of that account; what an upstream cannot do at all (503) is the same for all."""
-        limits = limits_in(response.headers)
-        seconds = wait_s(response.status, limits, self._clock.wall()) if limits else 0.0
+        seconds = wait_s(status, limits, self._clock.wall())
         if seconds > 0:
-            account = "" if self.upstream.own_account or response.status == 503 else request.tenant
-            self._waits.add(account, now + seconds)
+            account = "" if self.upstream.own_account or status == 503 else request.tenant
+            self.waits.add(account, now + seconds)
 
     async def _timed(self, body: EventStream, sent: _Sent, first: float) -> AsyncGenerator[Event, None]:
         pieces = 0
@@ -240,3 +246,9 @@ class Lane:
             return
         first = None if sent.first is None else sent.first - sent.at
         self.latency.outlasted(sent.asked, load=sent.load, seconds=now - sent.at, now=now, ttft_s=first)
+
+
+def in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:
+    """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
+    closed = [lane for lane in lanes if lane.breaker.state(now) is State.CLOSED]
+    return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.backends.hedging import Asked as AskedOf
 from gateway.backends.hedging import Hedging
-from gateway.backends.lane import Lane
+from gateway.backends.lane import Lane, in_service
 from gateway.backends.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
 from gateway.errors import BackendError, GivenUp, RateLimited
 from gateway.messages import Request, Response
@@ -59,8 +59,8 @@ class Pool:
         self._draw = draw
         self._budget = RetryBudget(rules.retry_share)
         self._lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
-        hedged = rules.hedge is not None and len(self.lanes) > 1
-        self._hedging = Hedging(rules.hedge, self.lanes, clock, telemetry) if rules.hedge and hedged else None
+        hedge = rules.hedge if len(self.lanes) > 1 else None
+        self._hedging = None if hedge is None else Hedging(hedge, self.lanes, clock, telemetry)
 
     @property
     def http(self) -> bool:
@@ -96,12 +96,12 @@ class Pool:
         if self._lone is not None:
             return self._lone.backend.wait_s(request.priority)
         now = self._clock.monotonic()
-        return min([lane.backend.wait_s(request.priority) for lane in _in_service(self.lanes, now)])
+        return min([lane.backend.wait_s(request.priority) for lane in in_service(self.lanes, now)])
 
     def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
         nothing recent is known, `lane.UNTOLD` while a call is on its way that will tell."""
-        all_of_them = [lane.predict(asked, now, confidence) for lane in _in_service(self.lanes, now)]
+        all_of_them = [lane.predict(asked, now, confidence) for lane in in_service(self.lanes, now)]
         known = sorted((p for p in all_of_them if p is not None), key=lambda p: p.total_s)
         told = [prediction for prediction in known if not math.isinf(prediction.total_s)]
         if not told:
@@ -119,15 +119,20 @@ class Pool:
         now = self._clock.monotonic()
         self._budget.asked(now)
         lane = self._first(request, now)
+        if self._hedging is not None:
+            return await self._settled(request, lane, await self._asked(lane, request, [lane], 0))
+        try:
+            response = await self._sent(lane, request, [lane], 0)
+        except BackendError as error:
+            return await self._settled(request, lane, [AskedOf(lane, error)])
+        if response.status < 400:
+            return response  # as a rule: nothing to tell, nobody else to ask
+        return await self._settled(request, lane, [AskedOf(lane, response)])
+
+    async def _settled(self, request: Request, lane: Lane, came: list[AskedOf]) -> Response:
+        """What a call comes to, of which this came when `lane` was asked; as `call`."""
         tried, retries = [lane], 0
         while True:
-            if self._hedging is None or retries:  # once, not for each retry
-                outcome = await self._ask(lane, request, tried, retries)
-                if not retries and isinstance(outcome, Response) and outcome.status < 400:
-                    return outcome  # as a rule: nothing to tell, nobody else to ask
-                came = [AskedOf(lane, outcome)]
-            else:
-                came = await self._hedged(self._hedging, lane, request, tried)
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
             lane, outcome = came[-1].lane, came[-1].outcome
             tried += [each.lane for each in came if each.lane not in tried]
@@ -145,15 +150,15 @@ class Pool:
                 self._note(request, lane, outcome)
                 await let_go(outcome)
                 await asyncio.sleep(pause_s)
-            lane = following
-            tried.append(lane)
+            tried.append(following)
+            came = await self._asked(following, request, tried, retries)
 
     async def models(self, request: Request) -> list[dict[str, Any]]:
         """The models it offers, as OpenAI model objects. Raises `BackendError`."""
         now = self._clock.monotonic()
         first = self._first(request, now)
         failure: BackendError | None = None
-        for lane in [first, *(other for other in _in_service(self.lanes, now) if other is not first)]:
+        for lane in [first, *(other for other in in_service(self.lanes, now) if other is not first)]:
             try:
                 return await lane.backend.models(request)
             except BackendError as error:
@@ -165,19 +170,24 @@ class Pool:
         for lane in self.lanes:
             await lane.backend.close()
 
+    def _sent(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Awaitable[Response]:
+        now = self._clock.monotonic()
+        lane.breaker.allow(now)  # where it is half-open, this is its probe
+        patience_s = None if self._lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
+        return lane.call(request, patience_s)
+
     async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
-        lane.breaker.allow(self._clock.monotonic())  # where it is half-open, this is its probe
-        patience_s = None if self._lone is not None else self._patience_s(request, {*tried, lane}, retries)
         try:
-            return await lane.call(request, patience_s)
+            return await self._sent(lane, request, tried, retries)
         except BackendError as error:
             return error
 
-    async def _hedged(self, hedging: Hedging, lane: Lane, request: Request, tried: Sequence[Lane]) -> list[AskedOf]:
-        """An upstream, and a second one meanwhile where the call is hedged."""
-        delay_s = hedging.delay_s(lane, request)
-        if delay_s is None:
-            return [AskedOf(lane, await self._ask(lane, request, tried, 0))]
+    async def _asked(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
+        """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
+        hedging = None if retries else self._hedging
+        delay_s = None if hedging is None else hedging.delay_s(lane, request)
+        if hedging is None or delay_s is None:
+            return [AskedOf(lane, await self._ask(lane, request, tried, retries))]
         return await hedging.asked(
             lambda lane, request: self._ask(lane, request, tried, 0),
             lane,
@@ -188,8 +198,9 @@ class Pool:
 
     def _first(self, request: Request, now: float) -> Lane:
         """Raises `RateLimited`."""
-        if self._lone is not None and not self._lone.told_to_wait_s(request.tenant, now):
-            return self._lone  # whatever its breaker says: somebody has to answer
+        lone = self._lone
+        if lone is not None and not (lone.waits.until and lone.told_to_wait_s(request.tenant, now)):
+            return lone  # whatever its breaker says: somebody has to answer
         askable = [lane for lane in self.lanes if not lane.told_to_wait_s(request.tenant, now)]
         if not askable:
             soonest = min(lane.told_to_wait_s(request.tenant, now) for lane in self.lanes)
@@ -199,7 +210,7 @@ class Pool:
         probes = [lane for lane in ready if lane.breaker.state(now) is State.HALF_OPEN]
         if probes and (len(probes) == len(ready) or repeatable(request)):
             return probes[0]  # else nothing might ever ask the one that is known to have been bad
-        return self._chosen(request, _in_service(askable, now), now)
+        return self._chosen(request, in_service(askable, now), now)
 
     def _following(self, request: Request, lane: Lane, tried: Sequence[Lane], again: Again) -> Lane | None:
         if again is Again.NOBODY:
@@ -211,7 +222,7 @@ class Pool:
             if other not in tried and other.breaker.ready(now) and not other.told_to_wait_s(request.tenant, now)
         ]
         if others:
-            return self._chosen(request, _in_service(others, now), now)
+            return self._chosen(request, in_service(others, now), now)
         return lane if again is Again.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
 
     def _chosen(self, request: Request, lanes: Sequence[Lane], now: float) -> Lane:
@@ -264,9 +275,9 @@ class Pool:
         self._budget.spend(now)
         return pause_s
 
-    def _patience_s(self, request: Request, tried: Collection[Lane], retries: int) -> float | None:
+    def _patience_s(self, request: Request, tried: Collection[Lane], retries: int, now: float) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
-        now, until = self._clock.monotonic(), request.due
+        until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
         if not repeatable(request) or not self._budget.left(now):
@@ -281,16 +292,9 @@ class Pool:
         if not others:
             return None
         paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
-        known = [seconds for seconds in paces if seconds is not None]
-        return patience_s(until - now, min(known) if known else None)
+        return patience_s(until - now, min((seconds for seconds in paces if seconds is not None), default=None))
 
     def _note(self, request: Request, lane: Lane, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
         fields = {**request.named, "backend": self.name, "upstream": lane.upstream.address, "error": why}
         LOG.warning("asking again", extra={"fields": fields})
-
-
-def _in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:
-    """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
-    closed = [lane for lane in lanes if lane.breaker.state(now) is State.CLOSED]
-    return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes

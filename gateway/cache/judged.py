@@ -108,7 +108,7 @@ def best(judgements: Sequence[Held]) -> int:
         each = judgements[at]
         return each.verbatim, each.opinion.veto is None, each.score, -at
 
-    return max(range(len(judgements)), key=worth)
+    return 0 if len(judgements) == 1 else max(range(len(judgements)), key=worth)
 
 
 def same_words(a: str, b: str) -> bool:

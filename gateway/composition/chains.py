@@ -17,6 +17,7 @@ from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.price import Price
 from gateway.cache.served import ServedHits
+from gateway.cache.taken_apart import TakenApart
 from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
@@ -91,6 +92,7 @@ class Parts:
     loop_watch: LoopWatch
     recorder: Recorder
     frequency: Frequency = field(default_factory=Frequency)
+    taken_apart: TakenApart = field(default_factory=TakenApart)
 
     @property
     def store(self) -> FrontStore:
@@ -192,7 +194,8 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         told=_told(route, parts, learns=learns),
     )
     coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
-    render, apart, together = Render(route.replay, clock), Apart(route.share, parts.evictions.used), Together()
+    render = Render(route.replay, clock, parts.taken_apart)
+    apart, together = Apart(route.share, parts.evictions.used), Together()
     if not caching:
         calls: Sequence[Stage] = [render]
     elif route.semantic is None:

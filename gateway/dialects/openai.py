@@ -76,6 +76,9 @@ class OpenAI(Conversational):
         options = call.body.get("stream_options")
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
 
+    def shown_among(self, call: Call, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        return tuple([event for event in events if b'"usage"' not in event.data or self.shown(call, event)])
+
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)
 
@@ -133,9 +136,11 @@ def _check(body: Mapping[str, Any], operation: str) -> None:
     for field, types, expected in OPTIONAL:
         if (value := body.get(field)) is not None and not isinstance(value, types):
             raise wrong(field, expected)
-    for field in ("max_tokens", "max_completion_tokens", "n"):
-        check_count(body, field)
-    check_temperature(body)
+    for field in COUNTS:
+        if field in body:
+            check_count(body, field)
+    if "temperature" in body:
+        check_temperature(body)
     if operation == "chat.completions":
         _check_messages(body.get("messages"))
     elif operation == "completions":
@@ -145,6 +150,7 @@ def _check(body: Mapping[str, Any], operation: str) -> None:
         raise wrong("input", "a string or an array")
 
 
+COUNTS = ("max_tokens", "max_completion_tokens", "n")
 OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("stream", bool, "true or false"),
     ("stream_options", dict, "an object"),
@@ -180,7 +186,8 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
     if operation == "chat.completions":
         *earlier, last = body["messages"]
         if last["role"] == "user":
-            text, rest = _text_and_rest(last.get("content"))
+            content = last.get("content")
+            text, rest = (content, None) if isinstance(content, str) else _text_and_rest(content)
             if text.strip():
                 frame = {**last, "content": rest}
                 return text, [operation, {**body, "messages": [*earlier, frame]}], None
@@ -200,7 +207,11 @@ def _text_and_rest(content: Any) -> tuple[str, Any]:
 
 def _prompt(operation: str, body: Mapping[str, Any]) -> str:
     if operation == "chat.completions":
-        return transcript([(turn["role"], _text_and_rest(turn.get("content"))[0]) for turn in body["messages"]])
+        turns: list[tuple[str, str]] = []
+        for turn in body["messages"]:
+            content = turn.get("content")
+            turns.append((turn["role"], content if isinstance(content, str) else _text_and_rest(content)[0]))
+        return transcript(turns)
     if operation == "completions":
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))

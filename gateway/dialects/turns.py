@@ -34,6 +34,9 @@ class Conversational(ABC):
     def shown(self, call: Call, event: Event) -> bool:
         return True
 
+    def shown_among(self, call: Call, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        return events
+
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         try:
             return self._said(call, self.whole(call, payload) if streamed else payload[0])
@@ -64,4 +67,4 @@ def transcript(turns: Sequence[tuple[str, str]]) -> str:
     """What complexity is judged on and a text-only backend is sent, of (role, text): a lone turn as it is."""
     if len(turns) == 1:
         return turns[0][1]
-    return "\n\n".join(f"{role}: {text}" for role, text in turns if text)
+    return "\n\n".join([f"{role}: {text}" for role, text in turns if text])

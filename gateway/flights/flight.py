@@ -34,11 +34,14 @@ class Flight:
         self._size = 0
         self._positions: dict[object, int] = {}  # reader -> number of the item it takes next
         self._over = False
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()  # replaced whenever it is set: wakes the readers
-        self._taken = asyncio.Event()  # wakes the flight when it waits for room
-        self._head: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.ensure_future(self._fly(answer))
+        self._failure: Exception | None = None  # of the call, where there was no answer
+        self._error: Exception | None = None  # which its readers meet at the end
+        self._changed: asyncio.Event | None = None  # where readers wait for what comes next
+        self._taken: asyncio.Event | None = None  # where the flight waits for room
+        self._loop = asyncio.get_running_loop()
+        self._head: Response | None = None
+        self._headless: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
+        self.task = self._loop.create_task(self._fly(answer))
 
     @property
     def open(self) -> bool:
@@ -47,13 +50,18 @@ class Flight:
 
     async def join(self) -> Response:
         """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
-        reader = object()
+        if self._failure is not None:
+            raise self._failure
+        reader, head = object(), self._head
         self._positions[reader] = 0
-        try:
-            head = await asyncio.shield(self._head)
-        except BaseException:
-            self._leave(reader)
-            raise
+        if head is None:
+            waiting: asyncio.Future[Response] = self._loop.create_future()
+            self._headless.append(waiting)
+            try:
+                head = await waiting
+            except BaseException:
+                self._leave(reader)
+                raise
         if isinstance(head.body, Whole):
             self._leave(reader)
             return head
@@ -62,7 +70,7 @@ class Flight:
 
     def _leave(self, reader: object) -> None:
         self._positions.pop(reader, None)
-        self._taken.set()
+        self._take()
         if not self._positions and not self._over:
             self.task.cancel()
 
@@ -76,22 +84,31 @@ class Flight:
             if position < self._trimmed + len(self._items):
                 self._positions[reader] = position + 1
                 item = self._items[position - self._trimmed]
-                self._taken.set()
+                self._take()
                 yield item
             elif self._error is not None:
                 raise self._error
             elif self._over:
                 return
             else:
+                if self._changed is None:
+                    self._changed = asyncio.Event()
                 await self._changed.wait()
+
+    def _take(self) -> None:
+        if self._taken is not None:
+            self._taken.set()
 
     # The flight's side
 
     async def _fly(self, answer: Awaitable[Response]) -> None:
         try:
-            response = await answer
-            self._head.set_result(response)
-            await self._record(response)
+            self._head = response = await answer
+            for waiting in self._headless:
+                if not waiting.done():
+                    waiting.set_result(response)
+            if not isinstance(response.body, Whole):
+                await self._record(response.body)
         except Exception as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -101,10 +118,7 @@ class Flight:
             self._over = True
             self._wake()
 
-    async def _record(self, response: Response) -> None:
-        body = response.body
-        if isinstance(body, Whole):
-            return
+    async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
         assert not isinstance(body, Tunnel)  # no dialect's call becomes one
         try:
             async for item in body.events if isinstance(body, EventStream) else body.chunks:
@@ -117,9 +131,12 @@ class Flight:
             await close_body(body)
 
     def _fail(self, error: Exception) -> None:
-        if not self._head.done():
-            self._head.set_exception(error)
-            self._head.exception()  # seen: the last client may have left already
+        if self._head is None:
+            self._failure = error
+            for waiting in self._headless:
+                if not waiting.done():
+                    waiting.set_exception(error)
+                    waiting.exception()  # seen: its client may be about to leave
         elif not isinstance(error, StreamBroken | Refused):
             LOG.error("internal error in a stream", exc_info=error)
         known = isinstance(error, StreamBroken | Refused)
@@ -128,20 +145,23 @@ class Flight:
         )
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     async def _make_room(self) -> None:
         while self._size > MAX_BUFFER_BYTES:
             self._trim()
             if self._size <= MAX_BUFFER_BYTES:
                 return
-            self._taken.clear()
+            self._taken = asyncio.Event()
             try:
                 async with asyncio.timeout(MAX_STALL_S):
                     await self._taken.wait()
             except TimeoutError:
                 self._drop_slowest()
+            finally:
+                self._taken = None
 
     def _trim(self) -> None:
         """Lets go of what every reader has taken."""

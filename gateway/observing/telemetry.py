@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observing.metrics import Counter, Gauge, Histogram
+from gateway.observing.metrics import Counter, Gauge, Histogram, Labels
 from gateway.observing.replication import ReplicationMetrics
 
 SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
@@ -222,10 +222,19 @@ class Telemetry(Collector):
         )
         self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
         self.replication = ReplicationMetrics()
+        self._labels_of: dict[str, list[Labels]] = {}  # of `requests`, by route
+        self._labels_seen = 0
 
     def requests_of(self, route: str) -> int:
-        """All requests that a route has answered since the start."""
-        return int(sum(count for labels, count in self.requests.values.items() if labels[0] == route))
+        """All requests that a route has answered since the start. Every lookup by similarity asks, and so the labels of
+        other routes are gone through only where there are new ones."""
+        counts = self.requests.values
+        if len(counts) != self._labels_seen:
+            self._labels_seen = len(counts)
+            self._labels_of = {}
+            for labels in counts:
+                self._labels_of.setdefault(labels[0], []).append(labels)
+        return int(sum(map(counts.__getitem__, self._labels_of.get(route, ()))))
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
         every = (*vars(self).values(), *vars(self.replication).values())

@@ -93,7 +93,7 @@ class Trace:
     def since(self, name: str, started: float) -> None:
         """Adds the time since `started` (monotonic seconds) to `name`."""
         now = self._clock.monotonic()
-        self.add(name, now - started)
+        self.spans[name] = self.spans.get(name, 0.0) + now - started
         if self.traced is not None:
             self.traced.mark(name, started, now, self.purpose)
 

@@ -9,8 +9,8 @@ from gateway.errors import BadRequest
 from gateway.messages import Request
 from gateway.precedence import Priority
 
-HEADERS = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
-NONE_GIVEN = [None, None, None]
+HEADERS = TOTAL, TTFT, TPOT = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
+NONE_GIVEN = None, None, None
 MAX_MS = 3_600_000.0
 # What a client that does not say how long it can wait is kept waiting for a call of somebody else.
 MAX_WAIT_S = 60.0
@@ -33,7 +33,7 @@ UNBOUNDED = Budget(None, None, None)
 def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
     """The client's `x-latency-budget-ms`, `x-slo-ttft-ms`, `x-slo-tpot-ms`; the policy's `latency_budget` where the
     client says nothing, and as an upper bound where it does. Raises `BadRequest` on a value that is no duration."""
-    given = [headers.get(name) for name in HEADERS]
+    given = headers.get(TOTAL), headers.get(TTFT), headers.get(TPOT)
     if given == NONE_GIVEN:  # as a rule
         return UNBOUNDED if policy_s is None else Budget(policy_s, None, None)
     total, ttft, tpot = (_seconds(name, value) for name, value in zip(HEADERS, given, strict=True))

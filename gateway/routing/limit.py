@@ -92,6 +92,8 @@ class Limit:
         sums[1] += took
         sums[2] += took * took
         self._count += 1
+        if self._count < START_SAMPLES:
+            return
         # Twice the limit: those that end first are the fast ones.
         if self._count >= (max(START_SAMPLES, self._limit) if self.starting else max(MIN_SAMPLES, 2 * self._limit)):
             self._close()

@@ -17,6 +17,8 @@ class ModelNames:
 
     def sent_for(self, asked: str) -> str | None:
         """None: the client's own name stays."""
+        if not self.mapped:  # as a rule
+            return self.default
         return next((name for glob, name in self.mapped if fnmatchcase(asked, glob)), self.default)
 
     @property

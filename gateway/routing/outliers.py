@@ -24,11 +24,10 @@ class Record:
         self._ok = self._failed = self._at = 0.0
 
     def add(self, *, ok: bool, now: float) -> None:
-        (self._ok, self._failed), self._at = self.counts(now), now
-        if ok:
-            self._ok += 1.0
-        else:
-            self._failed += 1.0
+        weight = math.exp2(-max(0.0, now - self._at) / HALF_LIFE_S)  # as in `counts`
+        self._ok = self._ok * weight + ok
+        self._failed = self._failed * weight + (not ok)
+        self._at = now
 
     def counts(self, now: float) -> tuple[float, float]:
         """-> (succeeded, failed)"""

@@ -26,27 +26,32 @@ class Waits:
     """Until when an upstream wants to be left alone, by whose credentials were shown to it: limits are an account's.
     Times are of the monotonic clock."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()
+        self.until: OrderedDict[str, float] = OrderedDict()  # by account; "": for all. As a rule it is empty
 
     def add(self, account: str, until: float) -> None:
-        self._until[account] = max(until, self._until.pop(account, 0.0))
-        if len(self._until) > KEYS:
-            self._until.popitem(last=False)
+        self.until[account] = max(until, self.until.pop(account, 0.0))
+        if len(self.until) > KEYS:
+            self.until.popitem(last=False)
 
     def left_s(self, account: str, now: float) -> float:
         """Seconds that are left, for this account or for all (""); 0: it may be asked."""
-        if not self._until:  # as a rule
+        if not self.until:
             return 0.0
-        until = max(self._until.get(account, 0.0), self._until.get("", 0.0))
+        until = max(self.until.get(account, 0.0), self.until.get("", 0.0))
         return max(0.0, until - now)
 
 
 def limits_in(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Those of an answer's headers that `wait_s` looks at, with names in lower case: most answers have none."""
-    return {low: value for name, value in headers if "ratelimit" in (low := name.lower()) or low in RETRY}
+    found: dict[str, str] = {}
+    for name, value in headers:
+        low = name.lower()
+        if "ratelimit" in low or low in RETRY:
+            found[low] = value
+    return found
 
 
 def wait_s(status: int, headers: Mapping[str, str], wall: float) -> float:

@@ -4,7 +4,7 @@ the same input among its own. What is missing is fetched together."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from gateway.errors import BackendError, Malformed
 from gateway.flights.gathering import Gathering
 from gateway.messages import Call, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
+from gateway.ports import Batch
 
 MAX_INPUTS = 2048  # OpenAI's own bound of a call
 
@@ -24,11 +25,14 @@ class Apart:
         self._share = share
         self._used = used
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         call = request.call
         batch = None if call is None else call.batch
         if call is None or batch is None or not request.fingerprint or request.directives.no_store:
-            return await forward(request)
+            return forward(request)
+        return self._answer(request, call, batch, forward)
+
+    async def _answer(self, request: Request, call: Call, batch: Batch, forward: Handler) -> Response:
         parts = batch.apart(call)
         if not 0 < len(parts) <= MAX_INPUTS:
             return await forward(request)
@@ -89,8 +93,8 @@ class Apart:
 class Together:
     """Just before the backend is asked: inputs that were taken apart go there in one call."""
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
-        return await (forward(request) if request.gathering is None else request.gathering.join(request, forward))
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
+        return forward(request) if request.gathering is None else request.gathering.join(request, forward)
 
 
 async def _all(asked: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]:

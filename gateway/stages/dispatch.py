@@ -49,7 +49,8 @@ class Dispatch:
         decision = self._deciding.decide(request)
         if decision.late:
             self._say_if_late(request)
-        self._count(request, decision)
+        if request.trace.wish is not None and decision.tier is not None:  # at once: who is next is decided by it
+            self._escalations.sent(request, request.trace.wish, large=self._large(decision.tier))
         promise = self._promises.of(request, self._route, promised=decision.promised)
         try:
             answered = await self._ask(request, decision)
@@ -79,11 +80,6 @@ class Dispatch:
             complexity=request.trace.complexity,
             beside=answered.beside,
         )
-
-    def _count(self, request: Request, decision: Decision) -> None:
-        """At once, so that who is decided next is decided by it."""
-        if request.trace.wish is not None and decision.tier is not None:
-            self._escalations.sent(request, request.trace.wish, large=self._large(decision.tier))
 
     def _large(self, tier: str | None) -> bool:
         return tier != self._route.target.tiers[0].name

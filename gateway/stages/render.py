@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gateway.bodies import Guarded, Ready, close_body
 from gateway.cache.replay import Sleep, lasts_s, paced
+from gateway.cache.taken_apart import TakenApart
 from gateway.errors import BackendError, Malformed, StreamBroken
 from gateway.messages import Admission, Body, Call, Event, EventStream, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
@@ -25,9 +26,13 @@ OF_FORM = frozenset({"content-type", "cache-control", "inference-header-content-
 
 
 class Render:
-    def __init__(self, rule: Replay, clock: Clock, sleep: Sleep = asyncio.sleep) -> None:
+    """`apart`: what hits were taken apart to; all routes share it."""
+
+    def __init__(self, rule: Replay, clock: Clock, apart: TakenApart, sleep: Sleep = asyncio.sleep) -> None:
         self._rule = rule
+        self._replays = rule.fresh_ids or rule.paced
         self._clock = clock
+        self._apart = apart
         self._sleep = sleep
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
@@ -36,20 +41,24 @@ class Render:
         if call is None or response.status != 200:
             return response
         verdict = response.provenance.verdict
-        if verdict not in HITS:
-            return await self._rendered(call, _owned(call, response) if verdict is Verdict.COALESCED else response)
-        return self._replayed(request, call, await self._rendered(call, _owned(call, await _at_hand(response))))
-
-    async def _rendered(self, call: Call, response: Response) -> Response:
+        hit = verdict in HITS
+        if hit and isinstance(response.body, EventStream):
+            response = await _at_hand(response, response.body)
+        if call.own is not None and (hit or verdict is Verdict.COALESCED):
+            response = _owned(call.own, response)
         body = response.body
-        if isinstance(body, EventStream):
-            return self._shown(call, response, body) if call.stream else await self._collected(call, response, body)
-        if isinstance(body, Whole) and call.stream and call.operation != "embeddings":
-            return _with(response, SSE, EventStream(_split(call, body)))
-        return self._formed(call, response, body) if isinstance(body, Whole) else response
+        if isinstance(body, Whole):
+            response = self._formed(call, response, body, hit=hit)
+        elif isinstance(body, EventStream):
+            streamed = call.stream
+            response = self._shown(call, response, body) if streamed else await self._collected(call, response, body)
+        return self._replayed(request, call, response) if hit and self._replays else response
 
-    def _formed(self, call: Call, response: Response, body: Whole) -> Response:
+    def _formed(self, call: Call, response: Response, body: Whole, *, hit: bool) -> Response:
         try:
+            if call.stream and call.operation != "embeddings":
+                events = (self._apart if hit else call.dialect).events(call, body.data)
+                return _with(response, SSE, EventStream(Ready(call.dialect.shown_among(call, events))))
             formed = call.dialect.client_form(call, body.data)
         except Malformed as error:
             raise BackendError(str(error), retryable=False) from None
@@ -57,8 +66,8 @@ class Render:
 
     def _shown(self, call: Call, response: Response, body: EventStream) -> Response:
         if isinstance(body.events, Ready):
-            shown = Ready(tuple(event for event in body.events.rest() if call.dialect.shown(call, event)))
-            return replace(response, body=EventStream(shown))
+            shown = call.dialect.shown_among(call, body.events.rest())
+            return replace(response, body=EventStream(Ready(shown)))
         return replace(response, body=EventStream(Guarded(_live(call, body), source=body.events)))
 
     async def _collected(self, call: Call, response: Response, body: EventStream) -> Response:
@@ -88,10 +97,9 @@ class Render:
         return response if body is response.body else replace(response, body=body)
 
 
-async def _at_hand(response: Response) -> Response:
+async def _at_hand(response: Response, body: EventStream) -> Response:
     """A hit whose events are known to be all there, also where it comes by a flight that others share."""
-    body = response.body
-    if not isinstance(body, EventStream) or isinstance(body.events, Ready):
+    if isinstance(body.events, Ready):
         return response
     try:
         return replace(response, body=EventStream(Ready(tuple([event async for event in body.events]))))
@@ -101,11 +109,9 @@ async def _at_hand(response: Response) -> Response:
         await close_body(body)
 
 
-def _owned(call: Call, response: Response) -> Response:
+def _owned(own: Callable[[bytes], bytes], response: Response) -> Response:
     """An answer that was made for another request, with what this one's own would repeat of it."""
-    own, body = call.own, response.body
-    if own is None:
-        return response
+    body = response.body
     if isinstance(body, Whole):
         return replace(response, body=Whole(own(body.data)))
     if not isinstance(body, EventStream):
@@ -130,14 +136,6 @@ def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
     if isinstance(body, EventStream) and isinstance(body.events, Ready):
         return EventStream(Ready(tuple(Event(renewed(event.data), event.name) for event in body.events.rest())))
     return body
-
-
-def _split(call: Call, body: Whole) -> Ready[Event]:
-    try:
-        events = call.dialect.events(call, body.data)
-    except Malformed as error:
-        raise BackendError(str(error), retryable=False) from None
-    return Ready(tuple(event for event in events if call.dialect.shown(call, event)))
 
 
 async def _live(call: Call, body: EventStream) -> AsyncGenerator[Event, None]:

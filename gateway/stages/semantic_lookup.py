@@ -3,6 +3,7 @@ own threshold."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -101,7 +102,7 @@ class SemanticLookup:
         with request.trace.span("search"):
             neighbours = await self._index.search(request.scope, embedding.vector, MAX_CANDIDATES)
             near = [n for n in neighbours if n.similarity >= self._floor]
-            found = [each for n in near if (each := await self._read(request, n)) is not None]
+            found = await self._read(request, near) if near else []
         if not found:
             if neighbours and not near:
                 self._refused(request, Refusal.SIMILARITY)
@@ -120,7 +121,7 @@ class SemanticLookup:
             return None
         control.hit()
         self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
-        return chosen, next(freshness for entry, _, freshness in found if entry is chosen.entry)
+        return chosen, found[at][2]
 
     async def _judged(
         self, request: Request, call: Call, embedding: Embedding, found: list[Found], control: RouteControl
@@ -184,22 +185,36 @@ class SemanticLookup:
         except EmbedderUnavailable:
             return replace(whole, veto=Refusal.TEMPLATE)
 
-    async def _read(self, request: Request, neighbour: Neighbour) -> Found | None:
-        """The neighbour's record, if it still lives and is this scope's: the index may lag behind the store."""
-        entry = await self._store.get(neighbour.fingerprint)
-        if entry is None:
-            await self._index.remove([neighbour.fingerprint])
-            return None
-        if entry.scope != request.scope or entry.question is None:
-            LOG.error("a neighbour of another scope", extra={"fields": request.named})
-            await self._index.remove([neighbour.fingerprint])
-            self._refused(request, Refusal.FOREIGN)
-            return None
-        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        if freshness.fresh:
-            return entry, neighbour, freshness
-        self._refused(request, Refusal.EXPIRED)
-        return None
+    async def _read(self, request: Request, near: Sequence[Neighbour]) -> list[Found]:
+        """The records that still live and are this scope's: the index may lag behind the store."""
+        found: list[Found] = []
+        for neighbour, entry in zip(near, await self._entries(near), strict=True):
+            if entry is None:
+                await self._index.remove([neighbour.fingerprint])
+            elif entry.scope != request.scope or entry.question is None:
+                LOG.error("a neighbour of another scope", extra={"fields": request.named})
+                await self._index.remove([neighbour.fingerprint])
+                self._refused(request, Refusal.FOREIGN)
+            else:
+                freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
+                if freshness.fresh:
+                    found.append((entry, neighbour, freshness))
+                else:
+                    self._refused(request, Refusal.EXPIRED)
+        return found
+
+    async def _entries(self, near: Sequence[Neighbour]) -> Sequence[Entry | None]:
+        """Those that are not in memory are asked of the store together: one way there and back, not one for each."""
+        entries = [self._store.peek(neighbour.fingerprint) for neighbour in near]
+        away = [at for at, entry in enumerate(entries) if entry is None]
+        for at, entry in zip(away, await self._fetched([near[at] for at in away]) if away else (), strict=True):
+            entries[at] = entry
+        return entries
+
+    async def _fetched(self, near: Sequence[Neighbour]) -> Sequence[Entry | None]:
+        if len(near) == 1:
+            return [await self._store.get(near[0].fingerprint)]
+        return await asyncio.gather(*(self._store.get(neighbour.fingerprint) for neighbour in near))
 
     def _refused(self, request: Request, reason: str | None) -> None:
         if reason is not None:
