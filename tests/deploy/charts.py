@@ -85,6 +85,14 @@ GOOD: dict[str, dict[str, Any]] = {
         },
     ),
     "cluster": merged(TRITON, CLUSTER),
+    "cluster by a variable": merged(
+        TRITON,
+        {
+            **CLUSTER,
+            "config": {"store": {"url": "${STORE_URL}"}},
+            "env": {"STORE_URL": CLUSTER["config"]["store"]["url"]},
+        },
+    ),
     "policy": merged(ENDPOINT, {"policies": {"support.yaml": SUPPORT}}),
 }
 # What is refused, and a piece of the sentence that says so.
@@ -108,6 +116,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "streams of one server in a cluster": (
         merged(TRITON, {"config": CLUSTER["config"]}),
+        "expected redis-cluster-streams with a redis+cluster:// URL",
+    ),
+    "streams of a cluster on one server": (
+        merged(TRITON, {"autoscaling": CLUSTER["autoscaling"]}),
         "expected redis-cluster-streams with a redis+cluster:// URL",
     ),
     "a typing error": (merged(ENDPOINT, {"persistence": {"enable": False}}), "enable"),
