@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -108,6 +108,9 @@ bench-capacity: setup  ## the plan's formulas against a simulation and against 1
 
 bench-unit-costs: setup  ## what `nearhit capacity` counts with: CPU and bytes of each kind of request (2 minutes)
 	@$(BIN)/python -m bench.unit_costs
+
+bench-semantic: setup  ## semantic hits on one core, exact hits beside them, two workers, one embedder for two processes (two minutes, idle machine)
+	@$(BIN)/python -m bench.semantic
 
 bench-embedders: triton  ## embedding in process against through a Triton on this machine's CPU (half a minute)
 	@$(BIN)/python -m bench.embedders

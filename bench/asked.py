@@ -10,7 +10,7 @@ from bench.protocols import QUESTION, SYSTEM
 CONFIG = """
 version: 1
 server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
-embedder: {{adapter: {embedder}}}
+embedder: {{adapter: {embedder}, timeout: 60s}}
 backends:
   main: {{adapter: openai, url: http://127.0.0.1:{upstream}/v1}}
 {more}"""
