@@ -212,7 +212,7 @@ async def settled(pid: int) -> None:
     while calm < 3 and time.monotonic() < until:
         before = cpu_seconds(pid)
         await asyncio.sleep(1)
-        calm = calm + 1 if cpu_seconds(pid) - before < 0.1 else 0
+        calm = calm + 1 if cpu_seconds(pid) - before < 0.25 else 0
 
 
 async def scope_in(data_dir: Path) -> str:

@@ -12,6 +12,7 @@ from bench.protocols import EVENTS, QUESTION
 CHAT = "/v1/chat/completions"
 FIXED, PROXY = "bare server, fixed body", "bare reverse proxy"
 BURST, RELAYED = f"bare server, burst of {EVENTS} events", "bare reverse proxy, live stream"
+EXACT_HIT, TWO_WORKERS = "exact hit", "exact hit, two workers"
 # Neighbours are looked at and refused.
 REFUSING = POLICY.replace(
     "  - name: default",
@@ -31,6 +32,7 @@ class Kind:
     stored: tuple[bytes, ...]
     more: str = ""  # lines of its configuration
     policy: str = POLICY
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,14 @@ KINDS: Mapping[str, Kind] = {
     "hash": Kind("hash", (body(QUESTION), body(QUESTION, "long"))),
     # A front in which no entry has room.
     "store": Kind("hash", STORED, "store: {front_size: 1B, timeout: 5s}\n"),
+    "workers": Kind("hash", (body(QUESTION),), workers=2),
     "onnx": Kind("onnx", (body(QUESTION),), policy=REFUSING),
 }
 ROWS = (
     Row(FIXED, "fixed", same()),
     Row(PROXY, "proxy", same()),
-    Row("exact hit", "hash", same(), "detail=exact", marks=marks("x_fixed", (0.75, 0.65), (0.5, 0.35))),
+    Row(EXACT_HIT, "hash", same(), "detail=exact", marks=marks("x_fixed", (0.75, 0.65), (0.5, 0.35))),
+    Row(TWO_WORKERS, "workers", same(), "detail=exact", marks=(None, Mark("x_one_worker", 2 / 1.8))),
     Row(
         "exact hit, from the store", "store", in_turn, "detail=exact",
         marks=marks("x_fixed", (1.5, 0.85), (1.0, 0.4)),
