@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -24,7 +23,7 @@ class HashEncoder:
     def __init__(self, dimension: int = 384) -> None:
         self.dimension = dimension
         self.fingerprint = f"hash/{dimension}/v1"
-        self._place_of = lru_cache(KNOWN)(self._place)
+        self._places: dict[str, int] = {}
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         return [self._encode(text) for text in texts]
@@ -38,15 +37,19 @@ class HashEncoder:
     def _vector(self, words: Sequence[str]) -> Vector:
         """float32 (dimension,), unit length."""
         features = [*words, *map(" ".join, pairwise(words))]
-        places = np.array([self._place_of(feature) for feature in features])
+        known = self._places
+        if len(known) > KNOWN:
+            known.clear()
+        for feature in features:
+            if feature not in known:  # written out: a call for each would cost as much as the rest
+                hashed = blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest()
+                digest = int.from_bytes(hashed, "big")
+                # Half of the features count against: so collisions do not add up.
+                known[feature] = (digest >> 1) % self.dimension + (0 if digest & 1 else self.dimension)
+        places = np.array([known[feature] for feature in features])
         counts = np.bincount(places, minlength=2 * self.dimension)
         vector = (counts[: self.dimension] - counts[self.dimension :]).astype(np.float32)
         norm = float(np.sqrt(vector.dot(vector)))
         if norm == 0.0:  # every feature met its opposite
             vector[0] = norm = 1.0
         return vector / np.float32(norm)
-
-    def _place(self, feature: str) -> int:
-        """In [0, dimension) where it counts for, beyond it where it counts against: so collisions do not add up."""
-        digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-        return (digest >> 1) % self.dimension + (0 if digest & 1 else self.dimension)

@@ -65,14 +65,14 @@ class Deciding:
         self._complexity = complexity
         self._draw = draw
         self._divided = any(tier.parts for tier in route.target.tiers)
-        self._sole = only(route.target.tiers[0].backend) if _has_no_choice(route.target) else None
+        self.sole = route.target.tiers[0].backend if _has_no_choice(route.target) else None  # whatever is asked
 
     def decide(self, request: Request) -> Decision:
         """Writes complexity, wish and outlook into the trace. What passes through, and embeddings, of which those of
         two models cannot be mixed, go to the best tier's largest part that speaks of such, and to nobody else."""
         target, call = self._route.target, request.call
-        if self._sole is not None and (call is None or not request.bounded):
-            return self._sole
+        if self.sole is not None and (call is None or not request.bounded):
+            return only(self.sole)
         best = target.tiers[-1].backend
         if call is None:
             return only(self._passing(request, target) or best)

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
     deciding = deciding_of(route, parts)
     ask = _ask(route, parts, deciding)
-    return Dispatch(
-        route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, _seen(route, parts)
-    )
+    sole, seen = None if deciding.sole is None else parts.pools[deciding.sole], _seen(route, parts)
+    return Dispatch(route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, seen, sole)
 
 
 def deciding_of(route: Route, parts: Parts) -> Deciding:

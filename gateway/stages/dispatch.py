@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from gateway.backends.pool import Pool
 from gateway.calling.asking import Answered
 from gateway.calling.deciding import Deciding
 from gateway.calling.promises import Promises
 from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
-from gateway.messages import Bypass, Provenance, Request, Response, Verdict
+from gateway.messages import Bypass, Choice, Provenance, Request, Response, Verdict
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.quality.escalations import Escalations
@@ -21,7 +22,9 @@ Seen = Callable[[Request, Response], Response]
 
 
 class Dispatch:
-    """`bypass` says why the caches of this chain are not asked, None where they were; `seen`: see `calling.shadows`."""
+    """`bypass` says why the caches of this chain are not asked, None where they were; `seen`: see `calling.shadows`.
+    `sole`: the backend that is asked whatever is asked, where there is no other: then only a budget, which is promised
+    to be kept or not, has to be decided on."""
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class Dispatch:
         telemetry: Telemetry,
         bypass: Bypass | None = None,
         seen: Seen | None = None,
+        sole: Pool | None = None,
     ) -> None:
         self._route = route
         self._deciding = deciding
@@ -42,10 +46,17 @@ class Dispatch:
         self._telemetry = telemetry
         self._bypass = bypass
         self._seen = seen
+        self._sole = sole
+        self._verdict = Verdict.MISS if bypass is None else Verdict.BYPASS
+        self._from_sole = Provenance(self._verdict, bypass or Choice.ONLY, backend=sole.name if sole else None)
 
     async def __call__(self, request: Request) -> Response:
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
+        if self._sole is not None and not (request.call is not None and request.bounded):
+            response = await self._sole.call(request)
+            self._telemetry.routed.add(self._route.name, "none", Choice.ONLY)
+            return self._answer(request, response, self._from_sole)
         decision = self._deciding.decide(request)
         if decision.late:
             self._say_if_late(request)
@@ -61,9 +72,12 @@ class Dispatch:
         response = answered.response
         if promise is not None:
             response = promise.watched(response, as_chosen=answered.instead is None)
+        return self._answer(request, response, self._provenance(request, decision, answered))
+
+    def _answer(self, request: Request, response: Response, provenance: Provenance) -> Response:
         if self._seen is not None:
             response = self._seen(request, response)
-        return Response(response.status, response.headers, response.body, self._provenance(request, decision, answered))
+        return Response(response.status, response.headers, response.body, provenance)
 
     def _provenance(self, request: Request, decision: Decision, answered: Answered) -> Provenance:
         reason: str = answered.instead or decision.reason
@@ -73,8 +87,8 @@ class Dispatch:
             large, meant = self._large(tier), self._large(decision.tier)
             self._escalations.answered(request, large=large, instead=large != meant)
         return Provenance(
-            Verdict.MISS if self._bypass is None else Verdict.BYPASS,
-            reason=reason if self._bypass is None else self._bypass,
+            self._verdict,
+            reason=self._bypass or reason,
             backend=answered.backend,
             tier=tier,
             complexity=request.trace.complexity,
