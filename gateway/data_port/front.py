@@ -1,7 +1,8 @@
-"""Exact hits that are in process memory, answered without reading the request again.
+"""Exact hits, answered without reading the request again.
 
 The very same bytes from the very same client were read, routed and answered a moment ago: as long as the policy is the
-same object and the entry still lies in memory and is fresh, every decision would come out the same. Everything that
+same object and the entry is still the same and fresh, every decision would come out the same. Where it lies in memory
+that is known at once; where it has made room for others, the store is asked for it (`recall`). Everything that
 decides is in the key: method, target, all headers but those that only trace the request, body. Limits and observation
 hold here as on the stages' path. The answer is bytes: a head whose few changing values are put in, and the body.
 
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import attrgetter
+from typing import NamedTuple
 
 from gateway.access.permits import Permit
 from gateway.cache.freshness import SKEW_S
 from gateway.data_port.heads import Head
 from gateway.data_port.wire import fields_of, http_date, status_line
-from gateway.messages import Request, Response, Verdict
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry, Request, Response, Verdict
 from gateway.observing.decimals import tenths_of_millis
 from gateway.observing.observer import Observer
 from gateway.observing.repeated import Repeated, repeated_of
@@ -31,6 +35,10 @@ MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
 # Of answers in a form that is not the stored one, which lie here alone: streams, and wholes put together from them.
 MAX_FORMED_BYTES = 32 * 1024 * 1024
 MAX_FORMED = 512 * 1024  # of one of them
+# An answer that was fetched anew differs in when, to the microsecond.
+_identity = attrgetter(
+    "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +52,59 @@ class _Known:
     before_id: bytes  # of the head
     before_timing: bytes
     before_date: bytes
-    body: bytes
+    length: int
+    body: bytes | None  # None: it is the entry's own, which does not lie in memory
 
     @property
     def formed(self) -> int:
         """Bytes that the store's own copy does not have."""
-        return 0 if self.body is self.told.entry.payload[0] else len(self.body)
+        return 0 if self.as_stored or self.body is None else len(self.body)
 
-    def answer(self, request_id: str, age_s: float, left_s: float, seconds: float, date: bytes) -> bytes:
+    @property
+    def as_stored(self) -> bool:
+        """Whether the answer is what the store has, byte for byte."""
+        payload = self.told.entry.payload
+        return not payload or self.body is payload[0]
+
+    def lean(self) -> _Known:
+        """Without what is large: for an entry that does not lie in memory."""
+        entry = replace(self.told.entry, payload=(), question=None)
+        return replace(self, told=self.told._replace(entry=entry), body=None)
+
+    def of(self, entry: Entry) -> _Known:
+        return replace(self, told=self.told._replace(entry=entry), body=entry.payload[0])
+
+    def means(self, entry: Entry) -> bool:
+        """Whether that is the entry which was answered with, as far as the answer and what is told of it go."""
+        return (
+            self.as_stored
+            and _identity(entry) == _identity(self.told.entry)
+            and not entry.streamed
+            and len(entry.payload[0]) == self.length
+        )
+
+    def answer(self, request_id: str, age_s: float, left_s: float, seconds: float, date: bytes, body: bytes) -> bytes:
         """What `answer_headers` and `head_of` make of it. A request's id has no line break."""
         if not self.told.expose_headers:
             return b"%bx-request-id: %b\r\nServer: nearhit\r\n%b%b\r\n\r\n%b" % (
-                self.before_id, request_id.encode(), self.before_date, date, self.body,
+                self.before_id, request_id.encode(), self.before_date, date, body,
             )  # fmt: skip
         return (
             b"%bx-request-id: %b\r\nServer: nearhit\r\nCache-Status: nearhit; hit; detail=exact; ttl=%d\r\n"
             b"Age: %d\r\n%bServer-Timing: exact;dur=%b\r\n%b%b\r\n\r\n%b"
         ) % (
             self.before_id, request_id.encode(), left_s, age_s, self.before_timing,
-            tenths_of_millis(seconds).encode(), self.before_date, date, self.body,
+            tenths_of_millis(seconds).encode(), self.before_date, date, body,
         )  # fmt: skip
+
+
+class Recall(NamedTuple):
+    """A known request whose entry does not lie in memory."""
+
+    key: bytes
+    known: _Known
+    head: Head
+    received: float
 
 
 class Front:
@@ -87,19 +128,51 @@ class Front:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._formed_bytes = 0
 
-    def answer(self, head: Head, body: bytes) -> bytes | None:
-        """The whole answer to a request on a connection that goes on; it is counted and logged. None: the stages are to
-        be asked."""
+    def answer(self, head: Head, body: bytes) -> bytes | Recall | None:
+        """The whole answer to a request on a connection that goes on; it is counted and logged. A `Recall`: the store
+        is to be asked for it. None: the stages are to be asked."""
         if head.length > MAX_BODY or head.method != "POST" or not self._known:
             return None
         key = sha256(head.decisive + body).digest()
         known = self._known.get(key)
         if known is None:
             return None
-        received, told = self._clock.monotonic(), known.told
-        if known.table is not self._table() or self._store.peek(told.entry.fingerprint) is not told.entry:
+        received = self._clock.monotonic()
+        entry = self._store.peek(known.told.entry.fingerprint)
+        if known.table is not self._table():
             self._forget(key)
             return None
+        if entry is None and known.as_stored:
+            if known.body is not None:
+                known = self._known[key] = known.lean()
+            return Recall(key, known, head, received)
+        if entry is not known.told.entry:
+            if entry is None or not known.means(entry):
+                self._forget(key)
+                return None
+            known = self._known[key] = known.of(entry)
+        assert known.body is not None  # as its entry lies in memory
+        return self._answered(known, head, received, known.body)
+
+    async def recall(self, what: Recall) -> bytes | None:
+        """As `answer`, by what the store has. Measured: docs/decisions/0031."""
+        known = what.known
+        try:
+            entry = await self._store.get(known.told.entry.fingerprint)
+        except StoreUnavailable:  # the stages find out, and say so
+            entry = None
+        current = self._known.get(what.key) is known
+        if entry is None or known.table is not self._table() or not known.means(entry):
+            if current:
+                self._forget(what.key)
+            return None
+        if current and self._store.peek(entry.fingerprint) is entry:
+            self._known[what.key] = known.of(entry)
+        return self._answered(known, what.head, what.received, entry.payload[0])
+
+    def _answered(self, known: _Known, head: Head, received: float, body: bytes) -> bytes | None:
+        """None where it may not be served: the stages say why."""
+        told = known.told
         if told.permit is not None and not self._holds(told.permit):
             return None
         # As `freshness_of` decides where the client says nothing of ages.
@@ -111,7 +184,7 @@ class Front:
         request_id = self._ids.of(head.headers)
         seconds = self._clock.monotonic() - received
         self._observer.hit(told, request_id, head.headers, received, seconds, wall)
-        return known.answer(request_id, max(0.0, age_s), left_s, seconds, http_date())
+        return known.answer(request_id, max(0.0, age_s), left_s, seconds, http_date(), body)
 
     def learn(
         self, head: Head, body: bytes, table: object, request: Request, response: Response, answer: bytes
@@ -129,7 +202,7 @@ class Front:
         key = sha256(head.decisive + body).digest()
         self._forget(key)
         route = f"x-nearhit-route: {trace.route}\r\n" if trace.route else ""
-        known = self._known[key] = _Known(
+        known = _Known(
             table,
             repeated_of(trace, trace.dialect, entry, lifetime, request.path),
             entry.created,
@@ -137,8 +210,14 @@ class Front:
             status_line(200) + fields_of(response.headers),
             route.encode(),
             b"Content-Length: %d\r\nDate: " % len(answer),
+            len(answer),
             answer,
         )
+        if self._store.peek(entry.fingerprint) is not entry:  # it has no room in memory, or has made room already
+            if not known.as_stored:
+                return
+            known = known.lean()
+        self._known[key] = known
         self._formed_bytes += known.formed
         while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:
             self._forget(next(iter(self._known)))

@@ -15,6 +15,7 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 from gateway.bodies import AtHand, close_body
+from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.refusals import refused
@@ -150,9 +151,9 @@ class PlainConnection(asyncio.Protocol):
             if head.closes:
                 self._last = True
             answer = front.answer(head, body) if self._goes_on else None
-            if answer is None:
+            if not isinstance(answer, bytes):
                 self._ahead, self._deadline = data[at:], math.inf
-                self._task = self._loop.create_task(self._answer(head, body))
+                self._task = self._loop.create_task(self._answer(head, body, answer))
                 return
             self._transport.write(answer)
             if at == len(data) or not self._out.writable:  # a client that asks and does not read has to wait
@@ -201,12 +202,12 @@ class PlainConnection(asyncio.Protocol):
 
     # Answers
 
-    async def _answer(self, head: Head, body: bytes) -> None:
+    async def _answer(self, head: Head, body: bytes, recall: Recall | None) -> None:
         service, goes_on = self._server.service, False
         service.inflight += 1
         self._out.begun = False
         try:
-            goes_on = await self._respond(head, body)
+            goes_on = await self._respond(head, body, recall)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -233,9 +234,14 @@ class PlainConnection(asyncio.Protocol):
         answer = refused(500, "the request cannot be handled")
         self._transport.write(whole_answer("", 500, answer.headers, answer.data, keep_alive=False))
 
-    async def _respond(self, head: Head, body: bytes) -> bool:
+    async def _respond(self, head: Head, body: bytes, recall: Recall | None) -> bool:
         """Whether the client has been told that the connection goes on."""
         server, service = self._server, self._server.service
+        if recall is not None and service.inflight <= service.config.max_inflight:
+            recalled = await server.front.recall(recall) if self._goes_on else None
+            if recalled is not None:
+                await self._write(recalled)
+                return True
         early = await service.early(head.method, head.path, head.headers)
         if early is not None and isinstance(early.body, Whole):
             return await self._send_whole(head.method, early.status, early.headers, early.body.data)
