@@ -15,6 +15,7 @@ from gateway.messages import Entry, Placed, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
 SWEEP_STEP = 500  # entries looked at before others get their turn: a millisecond
+Record = bytes  # which within `FrontStore` is a number
 
 
 class Kept:
@@ -27,14 +28,17 @@ class Kept:
 
     def keep(self, entry: Entry, since: float, bans: int) -> None:
         self.drop(entry.fingerprint)
-        # One entry may take a tenth: a single huge answer must not push out everything that is hot.
-        if entry.size * 10 > self._max_bytes:
+        if not self.takes(entry.size):
             return
         self.entries[entry.fingerprint] = (entry, since, bans)
         self.bytes += entry.size
         while self.bytes > self._max_bytes:
             _, (oldest, *_) = self.entries.popitem(last=False)
             self.bytes -= oldest.size
+
+    def takes(self, size: int) -> bool:
+        """One entry may take a tenth: a single huge answer must not push out everything that is hot."""
+        return size * 10 <= self._max_bytes
 
     def drop(self, fingerprint: str) -> None:
         found = self.entries.pop(fingerprint, None)
@@ -111,6 +115,13 @@ class FrontStore:
                 return None
             self._keep(entry)
         return entry
+
+    def keeps(self, size: int) -> bool:
+        return self._kept.takes(size)
+
+    async def record(self, fingerprint: str) -> Record | None:
+        """Whether a ban covers it is for the caller to ask."""
+        return await self._store.record(fingerprint) if self.bans.loaded else None
 
     def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""

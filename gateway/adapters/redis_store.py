@@ -96,7 +96,7 @@ class RedisStore:
         return self._guard.breaker
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self.ask("HGET", self.names.entry(fingerprint), "record")
+        data = await self.record(fingerprint)
         if data is None:
             return None
         try:
@@ -105,6 +105,10 @@ class RedisStore:
             LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
             return None
         return entry if entry.fingerprint == fingerprint else None
+
+    async def record(self, fingerprint: str) -> bytes | None:
+        found = await self.ask("HGET", self.names.entry(fingerprint), "record")
+        return found if isinstance(found, bytes) else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         name, names = entry.fingerprint, self.names

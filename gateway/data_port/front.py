@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from gateway.access.permits import Permit
 from gateway.cache.freshness import SKEW_S
+from gateway.cache.records import frame_of
 from gateway.data_port.heads import Head
 from gateway.data_port.wire import fields_of, http_date, status_line
 from gateway.errors import StoreUnavailable
@@ -54,10 +55,13 @@ class _Known:
     before_date: bytes
     length: int
     body: bytes | None  # None: it is the entry's own, which does not lie in memory
+    frame: tuple[bytes, bytes] | None = None  # of the record, where its entry has no room in memory
 
     @property
     def formed(self) -> int:
-        """Bytes that the store's own copy does not have."""
+        """Bytes that lie here alone."""
+        if self.frame is not None:
+            return len(self.frame[0]) + len(self.frame[1])
         return 0 if self.as_stored or self.body is None else len(self.body)
 
     @property
@@ -66,13 +70,23 @@ class _Known:
         payload = self.told.entry.payload
         return not payload or self.body is payload[0]
 
-    def lean(self) -> _Known:
-        """Without what is large: for an entry that does not lie in memory."""
-        entry = replace(self.told.entry, payload=(), question=None)
-        return replace(self, told=self.told._replace(entry=entry), body=None)
+    def lean(self, *, framed: bool) -> _Known:
+        """Without what is large: for an entry that does not lie in memory. `framed`: nor ever will."""
+        entry = self.told.entry
+        frame = frame_of(entry) if framed else None
+        told = self.told._replace(entry=replace(entry, payload=(), question=None))
+        return replace(self, told=told, body=None, frame=frame)
+
+    def in_record(self, record: bytes) -> bytes | None:
+        """The answer, where the record is that of the entry which was answered with."""
+        assert self.frame is not None
+        before, behind = self.frame
+        if len(record) != len(before) + self.length + len(behind):
+            return None
+        return record[len(before) : -len(behind)] if record.startswith(before) and record.endswith(behind) else None
 
     def of(self, entry: Entry) -> _Known:
-        return replace(self, told=self.told._replace(entry=entry), body=entry.payload[0])
+        return replace(self, told=self.told._replace(entry=entry), body=entry.payload[0], frame=None)
 
     def means(self, entry: Entry) -> bool:
         """Whether that is the entry which was answered with, as far as the answer and what is told of it go."""
@@ -144,13 +158,15 @@ class Front:
             return None
         if entry is None and known.as_stored:
             if known.body is not None:
-                known = self._known[key] = known.lean()
+                known = self._lean(known)
+                self._remember(key, known)
             return Recall(key, known, head, received)
         if entry is not known.told.entry:
             if entry is None or not known.means(entry):
                 self._forget(key)
                 return None
-            known = self._known[key] = known.of(entry)
+            known = known.of(entry)
+            self._remember(key, known)
         assert known.body is not None  # as its entry lies in memory
         return self._answered(known, head, received, known.body)
 
@@ -158,17 +174,29 @@ class Front:
         """As `answer`, by what the store has. Measured: docs/decisions/0031."""
         known = what.known
         try:
-            entry = await self._store.get(known.told.entry.fingerprint)
+            found = await self._fetched(known)
         except StoreUnavailable:  # the stages find out, and say so
-            entry = None
+            found = None
         current = self._known.get(what.key) is known
-        if entry is None or known.table is not self._table() or not known.means(entry):
+        if found is None or known.table is not self._table():
             if current:
                 self._forget(what.key)
             return None
-        if current and self._store.peek(entry.fingerprint) is entry:
-            self._known[what.key] = known.of(entry)
-        return self._answered(known, what.head, what.received, entry.payload[0])
+        entry, body = found
+        if current and entry is not None and self._store.peek(entry.fingerprint) is entry:
+            self._remember(what.key, known.of(entry))
+        return self._answered(known, what.head, what.received, body)
+
+    async def _fetched(self, known: _Known) -> tuple[Entry | None, bytes] | None:
+        """The entry where it had to be decoded, as it goes into memory; and the answer. None where it is another
+        one."""
+        told = known.told.entry
+        if known.frame is None:
+            entry = await self._store.get(told.fingerprint)
+            return None if entry is None or not known.means(entry) else (entry, entry.payload[0])
+        record = await self._store.record(told.fingerprint)
+        body = None if record is None or self._store.banned(told) else known.in_record(record)
+        return None if body is None else (None, body)
 
     def _answered(self, known: _Known, head: Head, received: float, body: bytes) -> bytes | None:
         """None where it may not be served: the stages say why."""
@@ -200,7 +228,6 @@ class Front:
         if answer is not entry.payload[0] and len(answer) > MAX_FORMED:
             return
         key = sha256(head.decisive + body).digest()
-        self._forget(key)
         route = f"x-nearhit-route: {trace.route}\r\n" if trace.route else ""
         known = _Known(
             table,
@@ -216,7 +243,14 @@ class Front:
         if self._store.peek(entry.fingerprint) is not entry:  # it has no room in memory, or has made room already
             if not known.as_stored:
                 return
-            known = known.lean()
+            known = self._lean(known)
+        self._remember(key, known)
+
+    def _lean(self, known: _Known) -> _Known:
+        return known.lean(framed=not self._store.keeps(known.told.entry.size))
+
+    def _remember(self, key: bytes, known: _Known) -> None:
+        self._forget(key)
         self._known[key] = known
         self._formed_bytes += known.formed
         while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:

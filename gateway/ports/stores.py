@@ -48,6 +48,9 @@ class ResponseStore(Protocol):
 
     async def get(self, fingerprint: str) -> Entry | None: ...
 
+    async def record(self, fingerprint: str) -> bytes | None:
+        """What `get` would decode, as it lies there (gateway/cache/records.py)."""
+
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         """Stores or replaces. The entry is forgotten by itself at `entry.expires`.
 
@@ -177,6 +180,9 @@ class NearStore(ResponseStore, Protocol):
 
     def peek(self, fingerprint: str) -> Entry | None:
         """What is in process, without asking further."""
+
+    def keeps(self, size: int) -> bool:
+        """Whether an entry of so many bytes has room in process."""
 
     def forget(self, fingerprint: str) -> None:
         """Lets go of what is in process: the store has another one now."""
