@@ -240,7 +240,8 @@ class PlainConnection(asyncio.Protocol):
         if recall is not None and service.inflight <= service.config.max_inflight:
             recalled = await server.front.recall(recall) if self._goes_on else None
             if recalled is not None:
-                await self._write(recalled)
+                self._out.write(recalled)
+                await self._out.taken()
                 return True
         early = await service.early(head.method, head.path, head.headers)
         if early is not None and isinstance(early.body, Whole):

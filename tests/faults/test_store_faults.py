@@ -115,7 +115,8 @@ async def test_a_probe_of_a_store_that_still_hangs_delays_one_request_only(embed
         async with asyncio.timeout(PATIENCE_S):
             answers = await asyncio.gather(*(embedded.chat(f"ho {i}") for i in range(30)))
         assert all(map(is_miss, answers))
-        assert embedded.gateway.stores.redis.breaker is State.OPEN
+        # The probe may have been taken by work beside the requests, which has more time.
+        await until(lambda: embedded.gateway.stores.redis.breaker is State.OPEN)
 
 
 async def test_a_killed_store_makes_every_request_a_miss(embedded: Served) -> None:
