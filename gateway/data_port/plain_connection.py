@@ -14,7 +14,7 @@ import math
 import socket
 from typing import TYPE_CHECKING, cast
 
-from gateway.bodies import AtHand, close_body
+from gateway.bodies import AtHand, close_body, drain
 from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
@@ -263,12 +263,13 @@ class PlainConnection(asyncio.Protocol):
                 return await self._send_whole(request.method, status, headers, whole)
             start, chunked = stream_head(request.method, status, headers, keep_alive=goes_on)
             out.write(start)
-            silent = bodiless(request.method, status)
+            if bodiless(request.method, status):
+                await drain(body)
+                return goes_on
             async for piece in pieces_of(body):
-                if not silent:
-                    out.write(chunk_of(piece) if chunked else piece)
-                    if not out.writable:
-                        await out.taken()
+                out.write(chunk_of(piece) if chunked else piece)
+                if not out.writable:
+                    await out.taken()
             if chunked:
                 out.write(LAST_CHUNK)
             await out.taken()
