@@ -4,8 +4,10 @@ Exit code 0 good, 1 fault found, 2 usage, 130 interrupted."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # events, with means to send them, in the home directory. Who sets it keeps what he has set.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(given)
+    parser = _imported(given)
     arguments = parser.parse_args(given)
     command: Run | None = getattr(arguments, "command", None)
     if command is None:
@@ -55,6 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return GOOD
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _imported(given: Sequence[str]) -> ArgumentParser:
+    """The parser, and with it the command's modules. They stay: looking through them for cycles over and over while
+    they come takes a fifth of the imports' time (1.26 s of CPU instead of 1.0 for `serve`, on a busy machine)."""
+    gc.disable()
+    try:
+        return build_parser(given)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _failed(text: str, as_json: bool, code: int, more: Mapping[str, Any] | None = None) -> int:
