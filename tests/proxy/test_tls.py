@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from gateway.errors import StartFailed
+from gateway.messages import Request, Response
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -74,14 +75,21 @@ async def healthy(served: Served, context: ssl.SSLContext) -> int:
 
 
 async def test_a_real_client_asks_over_tls(files: Files, authority: trustme.CA, serving: Callable[..., Any]) -> None:
+    """A miss, a hit of the stages, and a hit that needs none."""
+
+    async def nobody(request: Request) -> Response:
+        raise AssertionError("the stages were asked")
+
     async with serving(files.section) as served:
         connector = aiohttp.TCPConnector(ssl=trusting(authority))
         async with aiohttp.ClientSession(connector=connector) as session:
-            for expected in ("fwd=miss", "hit"):
+            for expected in ("fwd=miss", "; hit;", "; hit;"):
                 body = {"model": "m", "messages": [{"role": "user", "content": "What is TLS?"}]}
                 async with session.post(base(served) + "/v1/chat/completions", json=body) as answer:
                     assert answer.status == 200
                     assert expected in answer.headers["Cache-Status"]
+                if expected != "fwd=miss":
+                    served.gateway.data_port._service.handler = nobody
         assert served.gateway.describe()["listen"] == base(served)
 
 
