@@ -314,6 +314,8 @@ async def test_a_kept_connection_sets_no_timer_a_request(
 
 
 async def test_a_wait_that_ends_is_the_connections_last(client: Client, server: WireUpstream) -> None:
+    server.answer(OK)
+    await body_of(client)  # however long it takes to connect
     server.script = silent
     with pytest.raises(TimedOut):
         await client.ask(GET, repeatable=True, due=due(0.02))

@@ -297,6 +297,8 @@ async def test_a_head_that_does_not_come_in_time_ends_the_connection(
         await wire.send(sent)
         await wire.rest()
 
+    server.answer(OK)
+    await asked(client, get())  # however long it takes to connect
     server.script = script
     with pytest.raises(TimedOut) as raised:
         await client.ask(get(), due(0.1))
@@ -469,6 +471,21 @@ async def test_an_answer_may_come_while_its_request_goes_on(client: HttpClient, 
     answer.close()
 
 
+async def test_a_server_that_never_reads_is_given_up_in_time(client: HttpClient, server: WireUpstream) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    async def script(wire: Wire, _: Message) -> None:
+        await asyncio.Event().wait()
+
+    server.answer(OK)
+    await asked(client, get())
+    server.script, server.streaming = script, True
+    with pytest.raises(TimedOut):
+        await client.ask(Outward("PUT", "/", (), body(), repeatable=False), due(0.2))
+
+
 async def test_a_server_that_does_not_read_holds_back_who_sends(client: HttpClient, server: WireUpstream) -> None:
     sent, reads, piece = 0, asyncio.Event(), b"x" * 65536
 
@@ -589,9 +606,12 @@ async def test_every_address_of_a_host_is_tried(
     """Of two, nobody listens at the first."""
     server.answer(OK)
     port = int(server.url[:-3].rpartition(":")[2])
+    lookup = asyncio.get_running_loop().getaddrinfo
 
-    async def two(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.9", "127.0.0.1")]
+    async def two(host: str, *given: Any, **named: Any) -> list[Any]:
+        if host != "several.test":  # an address, which the loop looks at once more
+            return await lookup(host, *given, **named)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.9", "127.0.0.1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two)
     async with client_at(kind, f"http://several.test:{port}") as client:
