@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
+from gateway.cache.records import RecordInvalid, decode
 from gateway.cache.removal import Bans
+from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Placed, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
@@ -119,9 +122,24 @@ class FrontStore:
     def keeps(self, size: int) -> bool:
         return self._kept.takes(size)
 
-    async def record(self, fingerprint: str) -> Record | None:
+    def seek(self, fingerprint: str) -> asyncio.Future[Any]:
+        if not self.bans.loaded:
+            raise StoreUnavailable("the removals are not known yet")
+        return self._store.seek(fingerprint)
+
+    def sought(self, found: asyncio.Future[Any]) -> Record | None:
         """Whether a ban covers it is for the caller to ask."""
-        return await self._store.record(fingerprint) if self.bans.loaded else None
+        return self._store.sought(found)
+
+    def entry_in(self, record: Record, fingerprint: str) -> Entry | None:
+        try:
+            entry = decode(record)
+        except RecordInvalid:
+            return None
+        if entry.fingerprint != fingerprint or self.bans.cover(entry):
+            return None
+        self._keep(entry)
+        return entry
 
     def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""

@@ -67,6 +67,23 @@ class Guard:
         self._breaker.succeeded()
         return reply
 
+    def begin(self, *words: Word) -> asyncio.Future[Any]:
+        """As `ask`, for who has no task to wait in: `outcome` of the future, once it is done, is the reply."""
+        if self._line is None:
+            return asyncio.ensure_future(self.ask(*words))
+        self._admit()
+        return self._line.ask(words, self._timeout_s)
+
+    def outcome(self, begun: asyncio.Future[Any]) -> Any:
+        """To be asked for once. Raises `StoreUnavailable`."""
+        try:
+            reply = begun.result()
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from None
+        if self._line is not None:
+            self._breaker.succeeded()
+        return reply
+
     async def look(self, *words: Word, timeout_s: float) -> Any:
         """As `ask`, beside the breaker: for what is asked all the time, and would take the probe that tells whether the
         store is back from a request."""

@@ -6,6 +6,7 @@ together; a sorted set by expiry lists them, so that no command ever walks keys 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -96,7 +97,7 @@ class RedisStore:
         return self._guard.breaker
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self.record(fingerprint)
+        data = await self.ask("HGET", self.names.entry(fingerprint), "record")
         if data is None:
             return None
         try:
@@ -106,9 +107,12 @@ class RedisStore:
             return None
         return entry if entry.fingerprint == fingerprint else None
 
-    async def record(self, fingerprint: str) -> bytes | None:
-        found = await self.ask("HGET", self.names.entry(fingerprint), "record")
-        return found if isinstance(found, bytes) else None
+    def seek(self, fingerprint: str) -> asyncio.Future[Any]:
+        return self._guard.begin("HGET", self.names.entry(fingerprint), "record")
+
+    def sought(self, found: asyncio.Future[Any]) -> bytes | None:
+        record = self._guard.outcome(found)
+        return record if isinstance(record, bytes) else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         name, names = entry.fingerprint, self.names

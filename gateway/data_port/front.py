@@ -11,12 +11,14 @@ Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.access.permits import Permit
 from gateway.cache.freshness import SKEW_S
@@ -170,33 +172,46 @@ class Front:
         assert known.body is not None  # as its entry lies in memory
         return self._answered(known, head, received, known.body)
 
-    async def recall(self, what: Recall) -> bytes | None:
-        """As `answer`, by what the store has. Measured: docs/decisions/0031."""
-        known = what.known
+    def recall(self, what: Recall, then: Callable[[bytes | None], None]) -> Future[Any] | None:
+        """Asks the store; `then` is given what `answer` would have returned, unless the future that is returned is
+        cancelled before. None: the store cannot be asked. Measured: docs/decisions/0031."""
         try:
-            found = await self._fetched(known)
-        except StoreUnavailable:  # the stages find out, and say so
-            found = None
-        current = self._known.get(what.key) is known
-        if found is None or known.table is not self._table():
-            if current:
-                self._forget(what.key)
+            asked = self._store.seek(what.known.told.entry.fingerprint)
+        except StoreUnavailable:
             return None
-        entry, body = found
-        if current and entry is not None and self._store.peek(entry.fingerprint) is entry:
-            self._remember(what.key, known.of(entry))
-        return self._answered(known, what.head, what.received, body)
+        asked.add_done_callback(partial(self._recalled, what, then))
+        return asked
 
-    async def _fetched(self, known: _Known) -> tuple[Entry | None, bytes] | None:
-        """The entry where it had to be decoded, as it goes into memory; and the answer. None where it is another
-        one."""
+    def _recalled(self, what: Recall, then: Callable[[bytes | None], None], asked: Future[Any]) -> None:
+        if asked.cancelled():
+            return
+        known, body = what.known, None
+        current = self._known.get(what.key) is known
+        try:
+            record = self._store.sought(asked)
+        except StoreUnavailable:  # the stages find out, and say so
+            record = None
+        if record is not None and known.table is self._table():
+            body = self._body_in(record, known, what.key if current else None)
+        if body is not None:
+            then(self._answered(known, what.head, what.received, body))
+            return
+        if current:
+            self._forget(what.key)
+        then(None)
+
+    def _body_in(self, record: bytes, known: _Known, key: bytes | None) -> bytes | None:
+        """The answer; None where the entry is another one, or has been removed. `key`: where to note that it
+        lies in memory again."""
         told = known.told.entry
-        if known.frame is None:
-            entry = await self._store.get(told.fingerprint)
-            return None if entry is None or not known.means(entry) else (entry, entry.payload[0])
-        record = await self._store.record(told.fingerprint)
-        body = None if record is None or self._store.banned(told) else known.in_record(record)
-        return None if body is None else (None, body)
+        if known.frame is not None:
+            return None if self._store.banned(told) else known.in_record(record)
+        entry = self._store.entry_in(record, told.fingerprint)
+        if entry is None or not known.means(entry):
+            return None
+        if key is not None and self._store.peek(entry.fingerprint) is entry:
+            self._remember(key, known.of(entry))
+        return entry.payload[0]
 
     def _answered(self, known: _Known, head: Head, received: float, body: bytes) -> bytes | None:
         """None where it may not be served: the stages say why."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 
 class Outlet:
     """`writable`: the client has taken enough of what was written; `begun`: set once something is, for who asks whether
     it is too late for another answer."""
 
-    __slots__ = ("_drained", "_transport", "begun", "writable")
+    __slots__ = ("_drained", "_transport", "begun", "peer", "writable")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        peer, sock = transport.get_extra_info("peername"), transport.get_extra_info("socket")
+        self.peer: str = peer[0] if isinstance(peer, tuple) else ""
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._drained: asyncio.Future[None] | None = None
         self.writable = True
         self.begun = False

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.bodies import AtHand, close_body, drain
 from gateway.data_port.front import Recall
@@ -37,17 +37,17 @@ END = b"\r\n\r\n"
 
 
 class PlainConnection(asyncio.Protocol):
-    """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
+    """At any time it waits for a request, waits for the rest of one, or has a task, or a future, that answers one."""
 
     __slots__ = (
-        "_ahead", "_deadline", "_gone", "_have", "_last", "_loop", "_out", "_peer", "_pieces", "_reading", "_server",
+        "_ahead", "_deadline", "_gone", "_have", "_last", "_loop", "_out", "_pieces", "_reading", "_server",
         "_task", "_timer", "_transport", "_waiting", "_want",
     )  # fmt: skip
 
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[Any] | None = None
         self._pieces: list[bytes] = []  # of a request that has not come whole
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
@@ -61,11 +61,6 @@ class PlainConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._out = Outlet(self._transport)
-        peer = transport.get_extra_info("peername")
-        self._peer = peer[0] if isinstance(peer, tuple) else ""
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         now, server = self._loop.time(), self._server
         self._deadline = now + server.head_timeout_s
         self._timer = self._loop.call_at(now + min(server.head_timeout_s, server.idle_timeout_s), self._expire)
@@ -153,7 +148,7 @@ class PlainConnection(asyncio.Protocol):
             answer = front.answer(head, body) if self._goes_on else None
             if not isinstance(answer, bytes):
                 self._ahead, self._deadline = data[at:], math.inf
-                self._task = self._loop.create_task(self._answer(head, body, answer))
+                self._recall(head, body, answer)
                 return
             self._transport.write(answer)
             if at == len(data) or not self._out.writable:  # a client that asks and does not read has to wait
@@ -202,12 +197,29 @@ class PlainConnection(asyncio.Protocol):
 
     # Answers
 
-    async def _answer(self, head: Head, body: bytes, recall: Recall | None) -> None:
+    def _recall(self, head: Head, body: bytes, what: Recall | None) -> None:
+        """Asks the store for an answer that is known, or else the stages."""
+        asked = None
+        if what is not None and not self._server.service.full:
+            asked = self._server.front.recall(what, partial(self._recalled, head, body))
+        self._task = self._loop.create_task(self._answer(head, body)) if asked is None else asked
+
+    def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
+        self._task = None
+        if answer is None or not self._goes_on:
+            self._recall(head, body, None)
+        else:
+            self._transport.write(answer)
+            self._deadline = self._loop.time() + self._server.idle_timeout_s
+            if self._out.writable:
+                self._go_on()
+
+    async def _answer(self, head: Head, body: bytes) -> None:
         service, goes_on = self._server.service, False
         service.inflight += 1
         self._out.begun = False
         try:
-            goes_on = await self._respond(head, body, recall)
+            goes_on = await self._respond(head, body)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -231,23 +243,17 @@ class PlainConnection(asyncio.Protocol):
         if self._out.begun:
             self._transport.abort()
             return
-        answer = refused(500, "the request cannot be handled")
-        self._transport.write(whole_answer("", 500, answer.headers, answer.data, keep_alive=False))
+        _, headers, data = refused(500, "the request cannot be handled")
+        self._transport.write(whole_answer("", 500, headers, data, keep_alive=False))
 
-    async def _respond(self, head: Head, body: bytes, recall: Recall | None) -> bool:
+    async def _respond(self, head: Head, body: bytes) -> bool:
         """Whether the client has been told that the connection goes on."""
         server, service = self._server, self._server.service
-        if recall is not None and service.inflight <= service.config.max_inflight:
-            recalled = await server.front.recall(recall) if self._goes_on else None
-            if recalled is not None:
-                self._out.write(recalled)
-                await self._out.taken()
-                return True
         early = await service.early(head.method, head.path, head.headers)
         if early is not None and isinstance(early.body, Whole):
             return await self._send_whole(head.method, early.status, early.headers, early.body.data)
         table = server.table()
-        request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._peer)
+        request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
         response = await service.answer(request)
         answer = at_hand(response.body)
         if answer is not None:

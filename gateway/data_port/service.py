@@ -39,6 +39,11 @@ class Service:
         self._cors = CrossOrigin(config.cors)
         self._fits = bool(config.cors.origins) or config.compress
 
+    @property
+    def full(self) -> bool:
+        """Whether one request more is shed."""
+        return self.inflight >= self.config.max_inflight
+
     def request(
         self, method: str, path: str, query: str, headers: Mapping[str, str], source: BodySource, peer: str
     ) -> Request:

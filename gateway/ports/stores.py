@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.messages import Entry, Neighbour, Placed, Vector
 
@@ -48,7 +49,10 @@ class ResponseStore(Protocol):
 
     async def get(self, fingerprint: str) -> Entry | None: ...
 
-    async def record(self, fingerprint: str) -> bytes | None:
+    def seek(self, fingerprint: str) -> Future[Any]:
+        """As `get`, for who has no task to wait in: once the future is done, `sought` says what was found."""
+
+    def sought(self, found: Future[Any]) -> bytes | None:
         """What `get` would decode, as it lies there (gateway/cache/records.py)."""
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
@@ -180,6 +184,9 @@ class NearStore(ResponseStore, Protocol):
 
     def peek(self, fingerprint: str) -> Entry | None:
         """What is in process, without asking further."""
+
+    def entry_in(self, record: bytes, fingerprint: str) -> Entry | None:
+        """What `get` would have made of a record that was sought; it is kept in process likewise."""
 
     def keeps(self, size: int) -> bool:
         """Whether an entry of so many bytes has room in process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -57,12 +58,14 @@ class Recalled:
 @pytest.fixture
 def recalls(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     came: list[bytes | None] = []
-    recall: Callable[..., object] = Front.recall
+    recall = Front.recall
 
-    async def noted(self: Front, what: Recall) -> bytes | None:
-        found: bytes | None = await recall(self, what)  # type: ignore[misc]
-        came.append(found)
-        return found
+    def noted(self: Front, what: Recall, then: Callable[[bytes | None], None]) -> asyncio.Future[Any] | None:
+        def told(found: bytes | None) -> None:
+            came.append(found)
+            then(found)
+
+        return recall(self, what, told)
 
     monkeypatch.setattr(Front, "recall", noted)
     return came
