@@ -13,7 +13,7 @@ MOST = {
     "exact hit": (29, 30),
     "pass-through miss": (199, 213),
     "unknown path": (181, 191),
-    "exact hit on the stages' path": (128, 141),
+    "exact hit on the stages' path": (131, 144),
     "semantic hit (hash)": (251, 280),
     "chat miss, stored in both caches": (422, 465),
 }

@@ -207,12 +207,10 @@ class PlainConnection(asyncio.Protocol):
     def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
         self._task = None
         if answer is None or not self._goes_on:
-            self._recall(head, body, None)
-        else:
-            self._transport.write(answer)
-            self._deadline = self._loop.time() + self._server.idle_timeout_s
-            if self._out.writable:
-                self._go_on()
+            return self._recall(head, body, None)
+        self._transport.write(answer)
+        self._deadline = self._loop.time() + self._server.idle_timeout_s
+        return self._go_on() if self._out.writable else None
 
     async def _answer(self, head: Head, body: bytes) -> None:
         service, goes_on = self._server.service, False
