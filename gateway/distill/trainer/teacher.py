@@ -47,31 +47,22 @@ def large(source: Path, labels: int) -> Large:
     return model
 
 
-def embedded(
-    model: Large, rows: Sequence[Sequence[int]], kept: Path | None, told: Callable[[int], None]
-) -> torch.Tensor:
+def embedded(model: Large, rows: Sequence[Sequence[int]], kept: Path, told: Callable[[int], None]) -> torch.Tensor:
     """(rows, width). What lies in the folder `kept` is not made again. Like lengths go together: half the time."""
+    kept.mkdir(parents=True, exist_ok=True)
     parts = []
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     for at in range(0, len(rows), CHUNK):
-        chosen = [rows[row] for row in order[at : at + CHUNK]]
-        parts.append(_embedded(model, chosen) if kept is None else _kept(kept / f"{at}.npy", model, chosen))
-        told(len(chosen))
+        file = kept / f"{at}.npy"
+        if not file.exists():
+            with torch.no_grad():
+                vectors = model.embed(*padded([rows[row] for row in order[at : at + CHUNK]])).numpy()
+            with (beside := file.with_suffix(".part")).open("wb") as out:
+                np.save(out, vectors)
+            os.replace(beside, file)  # noqa: PTH105
+        parts.append(torch.from_numpy(np.load(file)))
+        told(len(parts[-1]))
     return torch.cat(parts)[torch.tensor(order).argsort()]
-
-
-def _embedded(model: Large, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    with torch.no_grad():
-        return model.embed(*padded(rows))
-
-
-def _kept(file: Path, model: Large, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with (beside := file.with_suffix(".part")).open("wb") as out:
-            np.save(out, _embedded(model, rows).numpy())
-        os.replace(beside, file)  # noqa: PTH105
-    return torch.from_numpy(np.load(file))
 
 
 def fit(model: Large, vectors: torch.Tensor, labels: torch.Tensor) -> None:

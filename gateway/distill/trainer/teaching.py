@@ -36,9 +36,10 @@ def taught(
         _keep(kept / "head.pt", model.head.state_dict())
     begun = 0
     if tuning.epochs:
-        begun = _tuned(model, ids, labels, tuning, folder / f"tuned-{_digest([made_of, job['tuning']])[:12]}", quiet)
+        kept = folder / f"tuned-{_digest([made_of, job['tuning']])[:12]}"
+        begun = _tuned(model, ids, labels, tuning, kept, quiet)
         with shown("asking the teacher", len(ids), "texts", quiet=quiet) as tell:
-            vectors = embedded(model, ids, None, tell.more)
+            vectors = embedded(model, ids, kept, tell.more)
     with torch.no_grad():
         logits = model.head(vectors)
     size = export(model, folder / "teacher.onnx", job["precision"])
