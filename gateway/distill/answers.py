@@ -80,10 +80,10 @@ class Student:
 
     def _one(self, row: Row, judged: Judged) -> Answered | None:
         asked = asked_of({"messages": [{"role": "user", "content": row.text}], "logprobs": True}, None, Sampling())
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             pieces = self._pieces(asked)
-            took = time.perf_counter() - started
+            took = time.thread_time() - started
             thinks = self._model.likelihoods(asked, row.label, onnxruntime.RunOptions())
         except Unfit:
             return None
@@ -162,7 +162,7 @@ asked, {figures.too_long} without room; the threshold is of one half of them, th
 | is sure (confidence above {report["accept_above"]:.3f}) | {figures.answered} |
 | says what the large one said, where it is sure | {figures.right_answered} |
 | the very same text, of {report["by_heart"]["of"]} that it has learnt | {report["by_heart"]["share"]:.1%} |
-| p50 of an answer, one thread | {figures.p50_ms:.1f} ms |
+| CPU time of an answer, p50 | {figures.p50_ms:.1f} ms |
 | {report["precision"]}; as fp32 | {report["bytes"] / 1e6:.1f} MB; {report["fp32_bytes"] / 1e6:.1f} MB |
 
 Of the weights {report["zeros"]:.1%} are zero. Some held-out questions:

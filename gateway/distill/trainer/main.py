@@ -21,6 +21,7 @@ from .pruning import zeros_of
 from .student import Student
 from .training import Examples, Plan, train
 
+AFTERWARDS = ("precision", "tensorrt")  # of the job: what becomes of the weights, whatever they are
 NOBODY = -30.0  # the log of a probability that the teacher did not name
 
 
@@ -31,7 +32,8 @@ def run(given: Sequence[str]) -> None:
     job = json.loads((Path(folder) / "job.json").read_text())
     text = (Path(folder) / "rows.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
-    digest = hashlib.sha256(f"{json.dumps(job, sort_keys=True)} {text}".encode()).hexdigest()
+    decides = {name: value for name, value in job.items() if name not in AFTERWARDS}
+    digest = hashlib.sha256(f"{json.dumps(decides, sort_keys=True)} {text}".encode()).hexdigest()
     torch.manual_seed(job["plan"]["seed"])
     torch.set_num_threads(job["threads"])
     try:
@@ -53,6 +55,8 @@ def classify(
     quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """-> what is to be reported."""
+    with np.load(job["vectors"], allow_pickle=False) as file:  # first: a teacher takes so long that it may be replaced
+        vectors = torch.from_numpy(file["vectors"].astype(np.float32))[:, : job["width"]]
     tokenizer = Tokenizer.from_file(job["tokenizer"])
     tokenizer.no_padding()
     tokenizer.enable_truncation(job["max_tokens"])
@@ -66,8 +70,6 @@ def classify(
 
         teacher, about = taught(job, ids, labels, folder, transformer, quiet=quiet)
         told = torch.ones(len(rows), dtype=torch.bool)
-    with np.load(job["vectors"], allow_pickle=False) as file:
-        vectors = torch.from_numpy(file["vectors"].astype(np.float32))[:, : job["width"]]
     used = sorted({each for row in ids for each in row})
     place = {each: at for at, each in enumerate(used)}
     examples = Examples([[place[each] for each in row] for row in ids], labels, teacher, told)
