@@ -71,7 +71,7 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/lint-imports
 
 bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
-	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json build/growth.json --picture docs/images/growth.svg
+	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json docs/performance/growth.json --picture docs/images/growth.svg
 
 # The programs of others, each in an environment of its own; what cannot be had is left out, and said.
 bench-peers: setup  ## the gateway beside others of its kind: LiteLLM, Portkey, vllm-router, GPTCache (1 GB, 10 minutes)
