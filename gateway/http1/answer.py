@@ -24,9 +24,6 @@ class Answer:
         self.whole = False  # the last byte has come
         self.error: BaseException | None = None
 
-    def begun(self, status: int, headers: list[tuple[str, str]], noted: dict[str, str]) -> None:
-        self.status, self.headers, self.noted = status, headers, noted
-
     @property
     def at_end(self) -> bool:
         """Nothing of the body is left to read."""

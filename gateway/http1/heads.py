@@ -59,11 +59,10 @@ class Names(dict[bytes, tuple[str, str | None]]):
         return said
 
 
-def check_framing(noted: dict[str, str]) -> None:
+def check_coding(transfer_encoding: str) -> None:
     """llhttp refuses two lengths, and a length beside chunks. What it lets pass: `gzip, chunked`, which would have to
     be decoded, and what ends with the connection. Raises `MalformedAnswer`."""
-    coding = noted.get("transfer-encoding")
-    if coding is not None and coding.lower() != "chunked":
+    if transfer_encoding.lower() != "chunked":
         raise MalformedAnswer("Transfer-Encoding: expected chunked alone")
 
 

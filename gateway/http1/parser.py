@@ -8,7 +8,7 @@ import httptools
 
 from gateway.http1.answer import Answer
 from gateway.http1.errors import MalformedAnswer
-from gateway.http1.heads import Names, check_framing, kept_s
+from gateway.http1.heads import Names, check_coding, kept_s
 
 MAX_BARREN_BYTES = 64 * 1024  # that come without a body: a head, chunk extensions, trailers
 MAX_HEADERS = 128
@@ -104,18 +104,20 @@ class AnswerParser:
             if status == 101 or self._informed > MAX_INFORMATIONAL:
                 self._refused = MalformedAnswer(f"an answer of status {status} that was not asked for")
             return
+        noted = self._noted
         try:
-            check_framing(self._noted)
+            if "transfer-encoding" in noted:
+                check_coding(noted["transfer-encoding"])
             if len(fields) > MAX_HEADERS or (self._barren > MAX_BARREN_BYTES and _size(fields) > MAX_BARREN_BYTES):
                 raise MalformedAnswer(f"the answer has more than {MAX_HEADERS} headers, or {MAX_BARREN_BYTES} bytes")
         except MalformedAnswer as error:
             self._refused = error
             return
-        answer.begun(status, fields, self._noted)
+        answer.status, answer.headers, answer.noted = status, fields, noted
         self._keeps = self._parser.should_keep_alive()
         if self._headless:
             self.ended = True
-        elif status not in BODILESS and not self._noted.keys() & {"content-length", "transfer-encoding"}:
+        elif status not in BODILESS and not noted.keys() & {"content-length", "transfer-encoding"}:
             self.until_close = True
 
     def on_body(self, data: bytes) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.adapters.http_aiohttp_client import AiohttpClient
+from gateway.adapters.http_own_client import OwnClient
 from gateway.errors import BackendError
 from tests.contracts.test_backend import http_backend, request_of
+from tests.fixtures.gateways import config_of, gateway_of
+from tests.fixtures.upstream import Upstream
 
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{"choices": [1]}'
 
@@ -56,3 +62,15 @@ async def test_a_fresh_connection_that_is_closed_without_an_answer_is_a_failure(
                 await backend.send(request_of())
         await backend.close()
     assert came == [1, 1]
+
+
+@pytest.mark.parametrize(("section", "client"), [({}, OwnClient), ({"client": "aiohttp"}, AiohttpClient)])
+async def test_the_configuration_names_the_client(
+    tmp_path: Path, upstream: Upstream, section: dict[str, str], client: type[object]
+) -> None:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url, **section}})
+    async with gateway_of(config) as served:
+        assert (await served.chat("hi")).text == "upstream answers: hi"
+        assert (await served.chat("hi", stream=True)).status == 200
+        backend: Any = served.gateway.parts.pools["main"].lanes[0].backend
+        assert type(backend._client) is client
