@@ -55,13 +55,19 @@ class Connector:
         opened = await start_connection(
             await self._known(), happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop
         )
+        begun: list[Connection] = []
+
+        def making() -> Connection:
+            begun.append(made(opened))
+            return begun[0]
+
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
-                _, connection = await loop.create_connection(lambda: made(opened), sock=opened)
+                _, connection = await loop.create_connection(making, sock=opened)
             else:
                 _, connection = await loop.create_connection(
-                    lambda: made(opened),
+                    making,
                     sock=opened,
                     ssl=self._tls,
                     server_hostname=self._origin.host,
@@ -69,6 +75,8 @@ class Connector:
                 )
         except BaseException:
             opened.close()
+            for connection in begun:
+                connection.dropped()
             raise
         return connection
 

@@ -119,6 +119,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._wake()
 
+    def dropped(self) -> None:
+        """While it was being opened: whoever asked for it has left. asyncio's transport says so too, uvloop's does not,
+        and the pool would count it for good."""
+        if self._transport is not None:
+            self.connection_lost(None)
+
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -153,6 +159,8 @@ class Connection(asyncio.Protocol):
             self._upload.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None:  # `dropped` before
+            return
         answer, self._answer = self._answer, None
         self._transport = None
         self._alarm.off()

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.http1.alarm import Alarm
 from gateway.http1.client import Client
+from gateway.http1.connection import Connection
 from gateway.http1.errors import (
     ConnectTimedOut,
     Crowded,
@@ -149,6 +150,27 @@ async def test_no_more_may_wait_for_a_connection_than_allowed(client: Client, se
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
     await until(lambda: client.pool.open == 0)
+
+
+async def test_who_leaves_while_a_connection_is_opened_leaves_none_behind(
+    client: Client, server: WireUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop does not tell a protocol that was told of its connection that it has closed it."""
+    server.answer(OK)
+    opened = client.pool.opened
+    with monkeypatch.context() as patch:
+        for _ in range(3):
+            asked = asyncio.create_task(body_of(client))
+
+            def cancelling(connection: Connection, asked: asyncio.Task[bytes] = asked) -> None:
+                opened(connection)
+                asked.cancel()
+
+            patch.setattr(client.pool, "opened", cancelling)
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            await until(lambda: client.pool.open == 0, timeout_s=5.0)
+    assert await body_of(client) == b"ok"
 
 
 async def test_who_gives_up_waiting_takes_nobodys_turn(client: Client, server: WireUpstream) -> None:
