@@ -50,7 +50,7 @@ KINDS = (
     Kind("semantic hit", 0.15, lambda draw: body(other_case(draw)), b"detail=semantic"),
     Kind("miss, stored", 0.10, lambda draw: sentences(draw, 1)[0], b"fwd=miss"),
     Kind("stream hit", 0.10, lambda _: body(QUESTION, "long", stream=True), b"detail=exact", EVENTS),
-    Kind("live stream", 0.05, lambda draw: body(unheard(draw), stream=True), b"fwd=miss", EVENTS),
+    Kind("live stream", 0.05, lambda draw: body(unheard(draw), "missing", stream=True), b"fwd=miss", EVENTS),
 )
 
 
