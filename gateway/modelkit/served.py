@@ -31,6 +31,10 @@ def write_repository(
 
     `weights`: the folder with cross_encoder.onnx. `keep_env`: as of `fetch`. Raises `FetchFailed`.
     """
+    try:
+        repository.mkdir(parents=True, exist_ok=True)  # before minutes of work
+    except OSError as error:
+        raise FetchFailed(f"{repository} cannot be written: {error.strerror or error}") from error
     words = fetch(model_dir, progress, keep_env) / MODEL_FILE
     with tempfile.TemporaryDirectory(prefix="nearhit-served-") as scratch:
         env = keep_env.absolute() if keep_env else Path(scratch) / "environment"

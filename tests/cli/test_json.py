@@ -23,7 +23,7 @@ from tests.fixtures.upstream import Upstream
 # {"played": [...]} or {"triton": PATH} (tests/demo).
 NOT_APPLICABLE = {"serve", "stub", "demo"}
 STREAM = {"cache export"}  # an object a line
-# What is asked for is not there, or `auth.mode` is not `keys`: they say so, as those do that find no gateway.
+# What is asked for is not there, or no folder, or `auth.mode` is not `keys`: they say so, as who finds no gateway does.
 FAILING = {
     "jobs show",
     "keys show",
@@ -34,6 +34,7 @@ FAILING = {
     "simulate",
     "restart",
     "distill",
+    "model triton",
 }
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
@@ -47,6 +48,7 @@ OFFLINE: dict[str, list[str]] = {
     "distill": ["{files}/answers.jsonl"],
     "index migrate": [],
     "model fetch": [],
+    "model triton": ["{files}/new.yaml"],
     "help": ["cache", "purge"],
 }
 ASKING: dict[str, list[str]] = {

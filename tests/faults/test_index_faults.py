@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from gateway.adapters.faiss_index import FaissIndex
 from tests.fixtures.gateways import LOOSE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 STORED, ASKED, OTHER = (f"alpha beta gamma delta {last}" for last in ("epsilon", "zeta", "eta"))
 
@@ -62,9 +64,11 @@ async def test_an_index_that_hangs_costs_its_timeout_and_no_request(
 ) -> None:
     await served.chat(STORED)
     monkeypatch.setattr(index, "_timeout_s", 0.05)
-    index._owner._thread.submit(held.wait, 30.0)
+    hanging = asyncio.create_task(index._owner.run(lambda: held.wait(30.0)))
+    await until(lambda: index._owner._turn.locked())
     answer = await served.chat(ASKED)
     assert (answer.status, answer.text) == (200, f"upstream answers: {ASKED}")
     held.set()
+    await hanging
     monkeypatch.setattr(index, "_timeout_s", 10.0)
     assert (await served.chat(OTHER)).cache_status == "nearhit; hit; detail=semantic"
