@@ -17,7 +17,7 @@ EXACT_HIT, TWO_WORKERS = "exact hit", "exact hit, two workers"
 REFUSING = POLICY.replace(
     "  - name: default",
     """  - name: missing
-    match: {model: missing}
+    match: {model: "missing-*"}
     cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9999}}
     route: {backend: main}
   - name: default""",
@@ -91,19 +91,28 @@ def new_bytes(draw: random.Random, count: int) -> list[bytes]:
     return [body(QUESTION, "long", stream=True, metadata={"n": draw.getrandbits(60)}) for _ in range(count)]
 
 
-def fresh(model: str = "bench", **fields: object) -> Draw:
-    return lambda draw, count: [body(unheard(draw), model, **fields) for _ in range(count)]
+def fresh(**fields: object) -> Draw:
+    """Never asked, in a scope of their own: what is stored meanwhile makes nothing else slower."""
+
+    def asked(draw: random.Random, count: int) -> list[bytes]:
+        model = f"fresh-{draw.getrandbits(32):x}"
+        return [body(unheard(draw), model, **fields) for _ in range(count)]
+
+    return asked
 
 
 def paraphrases(draw: random.Random, count: int) -> list[bytes]:
     return [body(other_case(draw)) for _ in range(count)]
 
 
+def sentence(draw: random.Random, scope: int) -> bytes:
+    """As long as `QUESTION`, in words that the model knows, each its own; its neighbours are refused."""
+    return body(f"How do I {QUESTION[9:60]} number {draw.getrandbits(30)} never arrives?", f"missing-{scope}")
+
+
 def sentences(draw: random.Random, count: int) -> list[bytes]:
-    """As long as `QUESTION`, in words that the model knows, each its own."""
-    return [
-        body(f"How do I {QUESTION[9:60]} number {draw.getrandbits(30)} never arrives?", "missing") for _ in range(count)
-    ]
+    scope = draw.getrandbits(32)
+    return [sentence(draw, scope) for _ in range(count)]
 
 
 def in_turn(_: random.Random, count: int) -> list[bytes]:

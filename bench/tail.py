@@ -26,11 +26,12 @@ from bench.asked import CONFIG, body, other_case, unheard
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import Opened, cpu_seconds, exchange, loop_seconds, request_bytes, rss_mb
 from bench.protocols import EVENTS, QUESTION
-from bench.rows import REFUSING, sentences
+from bench.rows import REFUSING, sentence
 
 SHARE = 0.7  # of one processor
 MEASURED = 2000  # requests by which it is found out what one takes
 AT_ONCE = 16
+SCOPES = 64  # that misses come from
 STALL = re.compile(r'^nearhit_loop_stalls_total\{cause="(\w+)"\} (\S+)', re.MULTILINE)
 
 
@@ -48,9 +49,15 @@ class Kind:
 KINDS = (
     Kind("exact hit", 0.60, lambda _: body(QUESTION), b"detail=exact"),
     Kind("semantic hit", 0.15, lambda draw: body(other_case(draw)), b"detail=semantic"),
-    Kind("miss, stored", 0.10, lambda draw: sentences(draw, 1)[0], b"fwd=miss"),
+    Kind("miss, stored", 0.10, lambda draw: sentence(draw, draw.randrange(SCOPES)), b"fwd=miss"),
     Kind("stream hit", 0.10, lambda _: body(QUESTION, "long", stream=True), b"detail=exact", EVENTS),
-    Kind("live stream", 0.05, lambda draw: body(unheard(draw), "missing", stream=True), b"fwd=miss", EVENTS),
+    Kind(
+        "live stream",
+        0.05,
+        lambda draw: body(unheard(draw), f"missing-{draw.randrange(SCOPES)}", stream=True),
+        b"fwd=miss",
+        EVENTS,
+    ),
 )
 
 
