@@ -32,6 +32,7 @@ LOG = logging.getLogger("nearhit")
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
 # A client that sends head and body apart, as httpx does, sends the second a moment after the first.
 WAIT_S = 0.05
+CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
 MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
 END = b"\r\n\r\n"
 
@@ -103,6 +104,9 @@ class PlainConnection(asyncio.Protocol):
     def finish(self) -> None:
         """No further request is taken; what is being read or answered is."""
         self._last, self._gone = True, self._loop.create_future()
+        self._loop.call_later(CROSSING_S, self._close_idle)
+
+    def _close_idle(self) -> None:
         if self._task is None and not self._pieces:
             self._transport.close()
 

@@ -338,6 +338,18 @@ async def test_a_request_that_is_half_read_when_the_gateway_stops_is_answered(
             assert await wire.rest() == b""
 
 
+async def test_a_request_that_crosses_the_stop_on_an_idle_connection_is_answered(served: Served) -> None:
+    connections = served.gateway.data_port._connections
+    async with connected(served.url) as wire, connected(served.url) as idle:
+        await hot(served, wire)
+        await hot(served, idle)
+        connections.pre_shutdown()
+        await wire.send(HI)
+        answer = await wire.message()
+        assert (answer.status, answer.all("Connection")) == (200, ["close"])
+        assert (await wire.rest(), await idle.rest()) == (b"", b"")
+
+
 async def test_a_stage_that_fails_is_a_500_and_the_end(served: Served) -> None:
     sees_no_stage(served)
     async with connected(served.url) as wire:
