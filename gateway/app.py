@@ -105,7 +105,7 @@ class Gateway:
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
-        self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges.sample, parts.clock.wall())
+        self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
         self.admin_port = AdminPort(

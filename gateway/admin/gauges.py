@@ -45,6 +45,12 @@ class Gauges:
         self._routing = routing
 
     async def sample(self) -> None:
+        """All of them."""
+        self.look()
+        await self._ask()
+
+    def look(self) -> None:
+        """Those of this process, without asking the store."""
         telemetry, now = self._telemetry, self._clock.monotonic()
         for name, pool in self._pools.items():
             crowd = pool.crowd
@@ -61,6 +67,9 @@ class Gauges:
         telemetry.cache_bytes.set("index", value=sum(space.index.bytes for space in self._spaces.all))
         if (placed := self._spaces.serving.index.placed) is not None:
             telemetry.cache_entries.set("device", value=placed)
+
+    async def _ask(self) -> None:
+        telemetry = self._telemetry
         try:
             stored = await self._store.stats()
         except StoreUnavailable:

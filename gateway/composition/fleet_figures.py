@@ -4,12 +4,12 @@ Prometheus asks every one of them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol
 
 import msgpack
 
+from gateway.admin.gauges import Gauges
 from gateway.background import run_within
 from gateway.composition.hired import Colleagues, Hired, colleagues_of
 from gateway.composition.parts import Stores
@@ -20,7 +20,6 @@ from gateway.observing.telemetry import Telemetry
 
 SAY_EVERY_S = 2.0
 KEEP_S = 15  # after which a gateway that says nothing is gone
-Sample = Callable[[], Awaitable[None]]
 
 
 class FiguresStore(Protocol):
@@ -37,15 +36,14 @@ class FleetFigures:
     """`telemetry` is what all of them say together, at most `SAY_EVERY_S` old for the others, after `refresh`. While
     the store is away, and where nobody else is on it, it is this gateway's own: `gateways` says of how many it is."""
 
-    def __init__(self, store: FiguresStore | None, colleagues: Colleagues, sample: Sample, started: float) -> None:
-        """`colleagues`: the workers of this gateway. `sample` brings this process's gauges up to date. `started`:
-        seconds since 1970."""
+    def __init__(self, store: FiguresStore | None, colleagues: Colleagues, gauges: Gauges, started: float) -> None:
+        """`colleagues`: the workers of this gateway; `gauges`: of this process. `started`: seconds since 1970."""
         self._store = store
         self._colleagues = colleagues
-        self._sample_own = sample
+        self._gauges = gauges
         self._own_start = started
         self.own = colleagues.telemetry  # of this gateway with its workers, once `sample` has run
-        self.sample = colleagues.sampling(sample)
+        self.sample = colleagues.sampling(gauges.sample)
         self.telemetry = self.own if store is None else Telemetry()
         self.started, self.gateways = started, 1
 
@@ -63,13 +61,14 @@ class FleetFigures:
 
     def begin(self, stack: AsyncExitStack, hired: Hired | None) -> None:
         """Begins to tell the other workers, and the other gateways: there the first worker speaks for all."""
-        self._colleagues.begin(stack, self._sample_own)
+        self._colleagues.begin(stack, self._gauges.sample)
         if self._store is not None and (hired is None or hired.admin is not None):
             run_within(stack, self._say(self._store))
 
     async def _say(self, store: FiguresStore) -> None:
         while True:
-            await self.sample()
+            self._gauges.look()  # what the store has is the same for all: who is asked looks by itself
+            await self._colleagues.gather()
             with suppress(StoreUnavailable):  # the next time all of it is said again
                 await store.say(msgpack.packb((self._own_start, packed(self.own))), KEEP_S)
             await asyncio.sleep(SAY_EVERY_S)
@@ -85,7 +84,7 @@ def _unpacked(words: bytes) -> tuple[float, bytes] | None:
 
 
 def figures_of(
-    config: Config, hired: Hired | None, stores: Stores, telemetry: Telemetry, sample: Sample, started: float
+    config: Config, hired: Hired | None, stores: Stores, telemetry: Telemetry, gauges: Gauges, started: float
 ) -> FleetFigures:
     """`config`: as `Hired.applied` has made it."""
-    return FleetFigures(stores.figures, colleagues_of(config, hired, telemetry), sample, started)
+    return FleetFigures(stores.figures, colleagues_of(config, hired, telemetry), gauges, started)

@@ -97,11 +97,15 @@ class Colleagues:
 
         async def sampled() -> None:
             await sample()
-            if self._folder is not None:
-                alive, ended = await asyncio.to_thread(_read, self._folder)
-                merge(self.telemetry, self._own, alive, ended)
+            await self.gather()
 
         return sampled
+
+    async def gather(self) -> None:
+        """Makes `telemetry` what all of them say."""
+        if self._folder is not None:
+            alive, ended = await asyncio.to_thread(_read, self._folder)
+            merge(self.telemetry, self._own, alive, ended)
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         folder = self._folder

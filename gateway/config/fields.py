@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from gateway.written import forms as written
 from gateway.written.faults import show
 from gateway.written.forms import Written
+from gateway.written.validation import Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -49,6 +51,23 @@ def parse_environment_name(value: object) -> str:
     if isinstance(value, str) and _ENVIRONMENT_NAME.fullmatch(value):
         return value
     raise ValueError("expected the name of an environment variable such as OPENAI_API_KEY, not the secret itself")
+
+
+def switched(section: type[Section], example: str) -> Callable[[object], object]:
+    """The parser of `off`, which is None, `on`, which is the section as it is by default, or its mapping.
+
+    YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text."""
+
+    def parse(value: object) -> object:
+        if value is None or value is False or value == "off":
+            return None
+        if value is True or value == "on":
+            return section()
+        if isinstance(value, dict | section):
+            return value
+        raise ValueError(f"expected off, on or {example}, got {show(value)}")
+
+    return parse
 
 
 def parse_device(value: object) -> str:

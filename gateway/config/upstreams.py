@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from gateway.config.fields import EnvironmentName, Text
+from gateway.config.fields import EnvironmentName, Text, switched
 from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
 from gateway.written.faults import show
 from gateway.written.forms import POSITIVE_SHARE, Written, text
@@ -73,17 +73,6 @@ class Hedge(Section):
     budget: Annotated[float, BeforeValidator(_hedge_budget), Written(POSITIVE_SHARE)] = 0.05  # of the calls
 
 
-def _hedge(value: object) -> object:
-    """YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text. `on` is a hedge as it is by default."""
-    if value is None or value is False or value == "off":
-        return None
-    if value is True or value == "on":
-        return Hedge()
-    if isinstance(value, dict | Hedge):
-        return value
-    raise ValueError(f"expected off, on or {{after: p95, budget: 5%}}, got {show(value)}")
-
-
 def _http_upstream(value: object) -> HttpUpstream:
     """A bare URL stands for a mapping of nothing else."""
     return HttpUpstream(url=http_url(value)) if isinstance(value, str) else HttpUpstream.model_validate(value)
@@ -127,6 +116,7 @@ Sticky = Annotated[
 ]
 """What is kept on one upstream, where its KV cache lies."""
 
+_hedge = switched(Hedge, "{after: p95, budget: 5%}")
 HedgeOrOff = Annotated[Hedge | None, BeforeValidator(_hedge, json_schema_input_type=Hedge | str | bool | None)]
 """None: a call goes to one upstream at a time."""
 

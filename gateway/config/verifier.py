@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from gateway.config.fields import Text
+from gateway.config.fields import Text, switched
 from gateway.config.urls import GrpcUrl
-from gateway.written.faults import show
 from gateway.written.units import PositiveDuration
 from gateway.written.validation import Problem, Section, one_of
 
@@ -33,15 +32,7 @@ class CrossEncoder(Section):
                 yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
 
 
-def _cross_encoder(value: object) -> object:
-    """YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text."""
-    if value is None or value is False or value == "off":
-        return None
-    if value is True or value == "on":
-        return CrossEncoder()
-    if isinstance(value, dict | CrossEncoder):
-        return value
-    raise ValueError(f"expected off, on or {{adapter: triton, url: grpc://127.0.0.1:8001}}, got {show(value)}")
+_cross_encoder = switched(CrossEncoder, "{adapter: triton, url: grpc://127.0.0.1:8001}")
 
 
 class Verifier(Section):
