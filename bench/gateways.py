@@ -59,11 +59,15 @@ def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator
             time.sleep(0.05)
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.asked import CONFIG, POLICY, body
-from bench.gateways import bare, free_port, gateway_of
+from bench.gateways import bare, end, free_port, gateway_of
 from bench.load import Load, request_bytes, run
 from bench.peers.known import OURS_HIT, OURS_THROUGH, PEERS, Asked, Peer
 from bench.peers.picture import drawn
@@ -91,11 +91,7 @@ def started(peer: Peer, upstream: int, folder: Path) -> Iterator[Place]:
         ways = {way: asked for way, asked in zip(WAYS, (peer.through, peer.hit), strict=True) if asked is not None}
         yield Place(port, process.pid, ways, peer.headers.format(upstream=upstream))
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process)
 
 
 async def measured(requests: int, rounds: int) -> Compared:

@@ -24,14 +24,6 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
     return f"{tenant}\0{user or ''}" if share == "user" else tenant
 
 
-def fingerprint_of(owner: str, route: str, call: Call) -> str:
-    return _digest(b"exact", _frame(owner, route, call), call.canonical)
-
-
-def scope_of(owner: str, route: str, call: Call) -> str:
-    return _digest(b"scope", _frame(owner, route, call), call.context)
-
-
 def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
     """-> (scope, fingerprint)"""
     frame = _frame(owner, route, call)

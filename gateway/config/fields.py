@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from gateway.written import forms as written
 from gateway.written.faults import show
 from gateway.written.forms import Written
-from gateway.written.validation import Section
+from gateway.written.validation import Problem, Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -68,6 +68,17 @@ def switched(section: type[Section], example: str) -> Callable[[object], object]
         raise ValueError(f"expected off, on or {example}, got {show(value)}")
 
     return parse
+
+
+def beside_triton(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
+    """Of a section whose `adapter` may be `triton`: that wants a `url`, and `keys` are for it alone."""
+    if given.get("adapter") == "triton":
+        if given.get("url") is None:
+            yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
+        return
+    for key in keys:
+        if given.get(key) is not None:
+            yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
 
 
 def parse_device(value: object) -> str:

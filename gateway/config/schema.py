@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import EnvironmentName, File, Folder, IndexDevice, Name, Text, Version
+from gateway.config.fields import EnvironmentName, File, Folder, IndexDevice, Name, Text, Version, beside_triton
 from gateway.config.jobs import Jobs
 from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
@@ -93,13 +93,7 @@ class EmbeddingModel(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("adapter") == "triton":
-            if given.get("url") is None:
-                yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
-            return
-        for key in ("url", "tokenizer"):
-            if given.get(key) is not None:
-                yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
+        return beside_triton(given, ("url", "tokenizer"))
 
 
 class Embedder(EmbeddingModel):

@@ -57,9 +57,7 @@ class Store(Section):
             target = target_of(given.get("url", "embedded"))
         except ValueError:
             return  # the field itself reports it
-        named = [
-            key for key in ("username", "password_env", "sentinel_password_env", "tls") if given.get(key) is not None
-        ]
+        named = [key for key in OUTSIDE if given.get(key) is not None]
         if target.kind is Kind.EMBEDDED:
             for key in named:
                 yield Problem(key, "is for an outside store, expected its address in store.url")

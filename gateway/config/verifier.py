@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from gateway.config.fields import Text, switched
+from gateway.config.fields import Text, beside_triton, switched
 from gateway.config.urls import GrpcUrl
 from gateway.written.units import PositiveDuration
 from gateway.written.validation import Problem, Section, one_of
@@ -23,13 +23,7 @@ class CrossEncoder(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("adapter") == "triton":
-            if given.get("url") is None:
-                yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
-            return
-        for key in ("url", "model", "timeout"):
-            if given.get(key) is not None:
-                yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
+        return beside_triton(given, ("url", "model", "timeout"))
 
 
 _cross_encoder = switched(CrossEncoder, "{adapter: triton, url: grpc://127.0.0.1:8001}")

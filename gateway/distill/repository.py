@@ -71,29 +71,26 @@ def _configure(entry: Path, source: str, **words: str) -> None:
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:
     """What goes into config.yaml and into a policy. `unsure`: the model says so where it does not know."""
-    cascade = (
-        "\n      cascade: {check: verifier, accept_above: 0}  # it says where it does not know: then `large` answers"
-    )
-    return f"""# config.yaml
-backends:
-  {name}: {{adapter: triton, url: grpc://127.0.0.1:8001, model: {name}}}
-
-# policies: `current` is the light model so far, `large` the one that taught
-routes:
-  - name: default
-    match: {{}}
-    route:
-      light: {{current: {100 - share}%, {name}: {share}%}}
-      large: large
-      escalate_above: {0 if unsure else 0.5}{cascade if unsure else ""}
-"""
+    backend = f"adapter: triton, url: grpc://127.0.0.1:8001, model: {name}"
+    if not unsure:
+        return _snippet(name, backend, share, "escalate_above: 0.5")
+    cascade = "cascade: {check: verifier, accept_above: 0}  # it says where it does not know: then `large` answers"
+    return _snippet(name, backend, share, "escalate_above: 0", cascade)
 
 
 def writing_snippet(name: str, folder: Path, share: int, accept_above: float) -> str:
     """As `snippet`, of a model that the gateway runs by itself."""
+    cascade = f"cascade: {{check: logprobs, accept_above: {accept_above:.4f}}}"
+    backend = f"adapter: onnx, path: {folder}, task: generate"
+    return _snippet(name, backend, share, "escalate_above: 0", cascade)
+
+
+def _snippet(name: str, backend: str, share: int, *choice: str) -> str:
+    """`choice`: the lines of the route that say when the large model is asked."""
+    chosen = "\n      ".join(choice)
     return f"""# config.yaml
 backends:
-  {name}: {{adapter: onnx, path: {folder}, task: generate}}
+  {name}: {{{backend}}}
 
 # policies: `current` is the light model so far, `large` the one that taught
 routes:
@@ -102,6 +99,5 @@ routes:
     route:
       light: {{current: {100 - share}%, {name}: {share}%}}
       large: large
-      escalate_above: 0
-      cascade: {{check: logprobs, accept_above: {accept_above:.4f}}}
+      {chosen}
 """

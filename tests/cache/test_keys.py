@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.keys import fingerprint_of, owner_of, scope_of
+from gateway.cache.keys import keys_of, owner_of
 from gateway.dialects.openai import OpenAI
 from gateway.messages import Call
 
@@ -42,6 +42,14 @@ class Bare:
             max_tokens=None,
             user=None,
         )
+
+
+def scope_of(owner: str, route: str, call: Call) -> str:
+    return keys_of(owner, route, call)[0]
+
+
+def fingerprint_of(owner: str, route: str, call: Call) -> str:
+    return keys_of(owner, route, call)[1]
 
 
 PARTS = st.tuples(TEXT, TEXT, TEXT, st.binary(max_size=8))
