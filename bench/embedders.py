@@ -15,7 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from tritonclient.grpc.aio import InferenceServerClient
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.immediate_embedder import ImmediateEmbedder
@@ -23,7 +26,7 @@ from gateway.composition.parts import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder
 from tests.fixtures.embedding_triton import embedding_triton
-from tests.fixtures.float_triton import float_triton, statistics_of
+from tests.fixtures.float_triton import float_triton
 
 WORDS = [
     "reset",
@@ -43,6 +46,22 @@ WORDS = [
 ]
 CALLERS = (1, 32)
 ROUNDS, TEXTS = 5, 320  # of each way; texts are some 19 tokens, and none comes twice
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Since the server's start: what was asked, and in how many passes."""
+
+    requests: int
+    rows: int
+    executions: int
+
+
+async def statistics_of(url: str, model: str) -> Statistics:
+    """By Triton itself. `url`: grpc:// or grpcs://HOST:PORT."""
+    async with InferenceServerClient(url.partition("://")[2], ssl=url.startswith("grpcs")) as client:
+        (found,) = (await client.get_inference_statistics(model)).model_stats
+        return Statistics(found.inference_stats.success.count, found.inference_count, found.execution_count)
 
 
 async def measure(embedder: Embedder, callers: int, draw: random.Random) -> tuple[float, float]:
