@@ -255,7 +255,7 @@ async def running(
         if hired is None:  # a worker's supervisor has it
             lock = DataDirLock(config.data_dir)
             stack.callback(lock.release)
-        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
+        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
         stack.callback(embedder.close)
         stores = await open_stores(config, environ, encoder.fingerprint, clock)
         stack.push_async_callback(stores.close)

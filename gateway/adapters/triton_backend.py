@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.gate import Gate, Place
 from gateway.adapters.gated import Gated
+from gateway.adapters.triton_channel import OPTIONS
 from gateway.adapters.triton_models import Described, TritonModels, condition_told, once
 from gateway.adapters.triton_tensors import TensorCalls
 from gateway.adapters.written_answers import JSON, written_answer
@@ -58,7 +59,7 @@ class TritonBackend(Gated):
         adaptive: bool = True,
     ) -> None:
         self.name = name
-        self._client = triton.InferenceServerClient(address, ssl=tls)
+        self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
         self._tensor_calls = TensorCalls(name, address, tls=tls, models=models, timeouts=timeouts)
         self._models = models
         self._embedding_model = embedding_model

@@ -14,6 +14,7 @@ import numpy as np
 
 from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, UNREAD
 from gateway.adapters.pair_reader import PairReader, joined
+from gateway.adapters.triton_memory import Remembered, TritonMemory
 from gateway.adapters.triton_model import Form, Matrix, Row, TritonModel
 from gateway.cache.learned import WEIGHTS
 from gateway.errors import StartFailed
@@ -37,28 +38,44 @@ class TritonCrossEncoder:
     """Implements `CrossEncoder`. `url`, `model`, `timeout_s` (of one `score`), `clock`: of `TritonModel`. `tokenizer`:
     the embedder's tokenizer.json.
 
-    Made, it asks the server. Raises `ModelMissing` without the tokenizer, `WeightsCorrupt`, and `StartFailed` where the
-    server does not answer or has another model than the one that this gateway's weights belong to.
+    Made, it asks the server; `data_dir` as for `TritonEncoder`. Raises `ModelMissing` without the tokenizer,
+    `WeightsCorrupt`, and `StartFailed` where the server does not answer and never has, or has another model than the
+    one that this gateway's weights belong to.
     """
 
     threads = 8  # so many pairs under way: those of one gateway, too, may share a batch there
 
     def __init__(
-        self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock, weights: Path = WEIGHTS
+        self,
+        url: str,
+        model: str,
+        tokenizer: Path,
+        *,
+        timeout_s: float,
+        clock: Clock,
+        weights: Path = WEIGHTS,
+        data_dir: Path | None = None,
     ) -> None:
         pairs, expected, self.digest = _reference(weights)
         if not tokenizer.is_file():
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`")
         self._reader = PairReader(tokenizer)
-        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock)
+        memory = None if data_dir is None else TritonMemory(data_dir, FORM.kind, url, model, self.digest)
+        known = None if memory is None or (noted := memory.recall()) is None else noted.described
+        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=known)
         rows = [row for asked, stored in pairs if (row := self._row(self._reader.ids(asked), stored)) is not None]
-        found = self._model.probed(rows)
+        if not self._model.away:
+            self._check(self._model.probed(rows), expected)
+            if memory is not None:
+                memory.note(Remembered(self._model.described, self.digest, 1))
+        self._model.recognise(rows, lambda again: _off(again, expected) <= TOLERANCE)
+
+    def _check(self, found: Matrix, expected: Matrix) -> None:
         if not (off := _off(found, expected)) <= TOLERANCE:
             raise StartFailed(
                 f"{self._model.place} is not the one that this gateway's weights belong to (logits differ by up to "
                 f"{off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
             )
-        self._model.recognise(lambda again: _off(again, expected) <= TOLERANCE)
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
         """Raises `ModelAway`."""

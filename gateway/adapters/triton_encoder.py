@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.adapters.text_reader import TextReader
+from gateway.adapters.triton_memory import Remembered, TritonMemory
 from gateway.adapters.triton_model import Form, Matrix, Row, TritonModel
 from gateway.errors import EmbedderUnavailable, ModelAway, StartFailed
 from gateway.messages import Embedding
@@ -42,20 +43,31 @@ class TritonEncoder:
     """Implements `TextEncoder`. `url`: grpc:// or grpcs://HOST:PORT. `tokenizer`: the model's tokenizer.json.
     `timeout_s`: of one call of `encode`, seconds.
 
-    Made, it asks the server for the model. Raises `ModelMissing` without the tokenizer, `StartFailed` where the server
-    does not answer or the model is another than one of ids to sentence embeddings.
+    Made, it asks the server for the model. What that is, is kept in `data_dir`, and holds at a later start for which
+    the server is away. Raises `ModelMissing` without the tokenizer, `StartFailed` where the server does not answer and
+    never has, or the model is another than one of ids to sentence embeddings.
     """
 
-    def __init__(self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock, data_dir: Path | None = None
+    ) -> None:
         self._reader, read_by = reader_of(tokenizer)
-        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, finished=_unit)
-        vectors = self._model.probed([Row(self._reader.read(text).ids) for text in PROBES])
-        proof = likeness(vectors)
-        self._model.recognise(lambda found: likeness(found) == proof)
-        self.dimension = vectors.shape[1]
-        about = f"{read_by} {self._model.platform} {self.dimension} {proof}"
+        memory = None if data_dir is None else TritonMemory(data_dir, FORM.kind, url, model, read_by)
+        known = None if memory is None else memory.recall()
+        described = None if known is None else known.described
+        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=described, finished=_unit)
+        probes = [Row(self._reader.read(text).ids) for text in PROBES]
+        if known is None or not self._model.away:
+            vectors = self._model.probed(probes)
+            known = Remembered(self._model.described, likeness(vectors), vectors.shape[1])
+            if memory is not None:
+                memory.note(known)
+        proof, described = known.proof, self._model.described
+        self._model.recognise(probes, lambda found: likeness(found) == proof)
+        self.dimension = known.dimension
+        about = f"{read_by} {described.platform} {self.dimension} {proof}"
         digest = hashlib.sha256(about.encode()).hexdigest()
-        self.fingerprint = f"{model}/triton-{self._model.version}/{digest[:12]}"
+        self.fingerprint = f"{model}/triton-{described.version}/{digest[:12]}"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         """One embedding a text, in order: vectors float32 (dimension,), unit length. `tokens` counts what was read.

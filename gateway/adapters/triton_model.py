@@ -13,6 +13,8 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from gateway.adapters.triton_channel import OPTIONS
+from gateway.adapters.triton_memory import Description
 from gateway.errors import ModelAway, StartFailed
 from gateway.ports import Clock
 from gateway.routing.breaker import Breaker
@@ -48,9 +50,11 @@ class Form:
 
 class TritonModel:
     """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `ask`, seconds. `finished`: makes of each answer what is
-    used of it; raises `ModelAway`. Threads may share it: the client's `infer` is of those that may be called at once.
+    used of it; raises `ModelAway`. `known`: what it was at an earlier start. Threads may share it: the client's `infer`
+    is of those that may be called at once.
 
-    Made, it asks the server for the model. Raises `StartFailed` where that does not answer, or has another one.
+    Made, it asks the server for the model. Raises `StartFailed` where that has another one, or does not answer and the
+    model is not `known` either; where it is, the model is `away` until it answers as it did then.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class TritonModel:
         *,
         timeout_s: float,
         clock: Clock,
+        known: Description | None = None,
         finished: Callable[[Matrix], Matrix] = lambda given: given,
     ) -> None:
         scheme, _, address = url.partition("://")
@@ -77,15 +82,18 @@ class TritonModel:
         self._probes: Sequence[Row] = ()
         self._same: Callable[[Matrix], bool] = lambda _: True
         self._proved_at = clock.monotonic()
-        self._client = triton.InferenceServerClient(address, ssl=scheme == "grpcs")
+        self._client = triton.InferenceServerClient(address, ssl=scheme == "grpcs", channel_args=OPTIONS)
+        self.away = False  # at the start
         try:
-            self.version, self._inputs, self._rows, self.platform = self._described()
+            self.described = self._described()
         except InferenceServerException as error:
-            raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
+            if known is None:
+                raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
+            self.described, self.away = known, True
+            self._failed(_said(error))
 
     def probed(self, probes: Sequence[Row]) -> Matrix:
         """Its answers at the start. Raises `StartFailed`."""
-        self._probes = probes
         try:
             return self._asked(probes, self._clock.monotonic() + START_TIMEOUT_S)
         except InferenceServerException as error:
@@ -93,9 +101,9 @@ class TritonModel:
         except ModelAway as error:
             raise StartFailed(str(error)) from None
 
-    def recognise(self, same: Callable[[Matrix], bool]) -> None:
+    def recognise(self, probes: Sequence[Row], same: Callable[[Matrix], bool]) -> None:
         """From now on answers count only while those to the probes are of the model of the start."""
-        self._same, self._proved_at = same, self._clock.monotonic()
+        self._probes, self._same = probes, same
 
     def ask(self, rows: Sequence[Row]) -> Matrix:
         """One answer a row, in one request or in as few as the model takes. Raises `ModelAway`."""
@@ -129,9 +137,8 @@ class TritonModel:
                 extra={"fields": {"model": self._model, "error": why}},
             )
 
-    def _described(self) -> tuple[str, frozenset[str], int, str]:
-        """-> version, inputs, rows that a request may have, and the backend. Raises `StartFailed` for another kind of
-        model, and what the client raises."""
+    def _described(self) -> Description:
+        """Raises `StartFailed` for another kind of model, and what the client raises."""
         about = self._client.get_model_metadata(self._model, client_timeout=START_TIMEOUT_S)
         config = self._client.get_model_config(self._model, client_timeout=START_TIMEOUT_S).config
         inputs = {each.name: each.datatype for each in about.inputs}
@@ -145,7 +152,7 @@ class TritonModel:
                 f"{IDS}{types} and FP32 {self._form.output}"
             )
         version = max(about.versions, key=int)  # Triton's versions are numbers
-        return version, frozenset(inputs), config.max_batch_size, about.platform or config.backend
+        return Description(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
 
     def _prove(self, now: float) -> None:
         """That the model is still the one of the start: its name and version say nothing of its file."""
@@ -159,7 +166,7 @@ class TritonModel:
             self._proved_at = now
 
     def _asked(self, rows: Sequence[Row], deadline: float) -> Matrix:
-        step = self._rows or len(rows)
+        step = self.described.rows or len(rows)
         found = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
         if not np.isfinite(found).all():
             raise ModelAway(f"{self.place} sent {self._form.output} that is not finite")
@@ -175,14 +182,14 @@ class TritonModel:
             given[MASK][at, : len(row.ids)] = 1
             given[TYPES][at, : len(row.types)] = row.types
         inputs = []
-        for name in sorted(self._inputs):
+        for name in self.described.inputs:
             tensor = triton.InferInput(name, given[name].shape, "INT64")
             tensor.set_data_from_numpy(given[name])
             inputs.append(tensor)
         left = deadline - self._clock.monotonic()
         if left <= 0:
             raise ModelAway(f"{self.place} sent no answer within {self._timeout_s:g} s")
-        result = self._client.infer(self._model, inputs, model_version=self.version, client_timeout=left)
+        result = self._client.infer(self._model, inputs, model_version=self.described.version, client_timeout=left)
         found = result.as_numpy(self._form.output)
         if found is None or found.ndim != 2 or found.shape[0] != len(rows):
             raise ModelAway(f"{self.place} sent no {self._form.output} of {len(rows)} rows")

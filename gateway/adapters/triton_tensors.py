@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.gate import Place
 from gateway.adapters.kserve_protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
+from gateway.adapters.triton_channel import RECONNECT
 from gateway.adapters.triton_models import condition_told
 from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
@@ -53,7 +54,8 @@ class TensorCalls:
         self._name = name
         self._models = models
         self._timeouts = timeouts
-        options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.max_send_message_length", -1)]
+        sizes = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.max_send_message_length", -1)]
+        options = [*sizes, *RECONNECT]
         self._channel = (
             grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
             if tls

@@ -166,14 +166,16 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     )
 
 
-def build_encoder(config: EmbeddingModel) -> TextEncoder:
-    """Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
+def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
+    """`data_dir`: where it is kept what a served model was, in case its server is away at a later start.
+
+    Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
     if config.adapter == "hash":
         return HashEncoder()
     if config.adapter == "onnx":
         return OnnxEncoder(model_dir_of(config), threads=config.threads)
     if config.adapter == "triton":
-        return _triton_encoder(config)
+        return _triton_encoder(config, data_dir)
     try:
         # An extra of several GB: imported only where it is asked for.
         module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
@@ -186,38 +188,40 @@ def build_encoder(config: EmbeddingModel) -> TextEncoder:
     return encoder
 
 
-def _triton_encoder(config: EmbeddingModel) -> TextEncoder:
+def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncoder:
     """Asks the server. Raises `ModelMissing` or `StartFailed`."""
     # gRPC and its messages are large: imported where they are needed.
     module = importlib.import_module("gateway.adapters.triton_encoder")
     tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
     encoder: TextEncoder = module.TritonEncoder(
-        config.url, config.model, tokenizer, timeout_s=config.timeout, clock=SystemClock()
+        config.url, config.model, tokenizer, timeout_s=config.timeout, clock=SystemClock(), data_dir=data_dir
     )
     return encoder
 
 
-def build_verifier(config: VerifierConfig, embedder: EmbeddingModel) -> Verifier:
-    """Asks the server where the cross-encoder lies on one. Raises `StartFailed` where the weights are not the ones that
-    were trained, or that server does not have them, `ModelMissing` or `ModelCorrupt`."""
+def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None) -> Verifier:
+    """Asks the server where the cross-encoder lies on one; `data_dir` as for `build_encoder`. Raises `StartFailed`
+    where the weights are not those that were trained, or that server has others, `ModelMissing` or `ModelCorrupt`."""
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
         learned = LearnedVerifier(load_weights())
-        closer = _cross_encoder(config.cross_encoder, embedder)
+        closer = _cross_encoder(config.cross_encoder, embedder, data_dir)
         return learned if closer is None else ThoroughVerifier(learned, closer)
     except WeightsCorrupt as error:
         raise StartFailed(str(error)) from None
 
 
-def _cross_encoder(section: CrossEncoderConfig | None, embedder: EmbeddingModel) -> CrossEncoder | None:
+def _cross_encoder(
+    section: CrossEncoderConfig | None, embedder: EmbeddingModel, data_dir: Path | None
+) -> CrossEncoder | None:
     if section is None:
         return None
     if section.adapter == "triton":
         module = importlib.import_module("gateway.adapters.triton_cross_encoder")  # as `_triton_encoder`
         tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
         closer: CrossEncoder = module.TritonCrossEncoder(
-            section.url, section.model, tokenizer, timeout_s=section.timeout, clock=SystemClock()
+            section.url, section.model, tokenizer, timeout_s=section.timeout, clock=SystemClock(), data_dir=data_dir
         )
         return closer
     # It reads the word embeddings of the model that it was trained with.
@@ -230,8 +234,11 @@ def model_dir_of(config: EmbeddingModel) -> Path:
     return (config.model_dir or default_model_dir()) / config.model
 
 
-def build_embedder(config: EmbeddingModel) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
-    encoder = build_encoder(config)
+def build_embedder(
+    config: EmbeddingModel, data_dir: Path | None = None
+) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
+    """As `build_encoder`."""
+    encoder = build_encoder(config, data_dir)
     if config.adapter == "hash":
         return encoder, ImmediateEmbedder(encoder)
     at_once = 1 if config.adapter == "onnx" else None

@@ -72,7 +72,7 @@ async def _former(life: AsyncExitStack, ground: Ground, in_use: str) -> tuple[Em
     if section is None or await _gone_over(ground, in_use):
         return None
     try:
-        _, older = await asyncio.to_thread(build_embedder, section)
+        _, older = await asyncio.to_thread(build_embedder, section, ground.config.data_dir)
     except Exception as error:  # whatever it is, the gateway can do without
         LOG.warning(
             "embedder.migrate_from: the model cannot be loaded, expected the one that questions were stored under: "
@@ -111,7 +111,7 @@ async def _open(
     config, telemetry = ground.config, ground.telemetry
     behind = ground.stores.redis.seen_by(embedder.fingerprint, told)
     index, checkpoints = open_index(life, config, ground.environ, embedder, ground.clock, file)
-    verifier = await asyncio.to_thread(build_verifier, config.verifier, section)
+    verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir)
     life.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"
     controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))

@@ -16,8 +16,9 @@ import pytest_asyncio
 from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, UNREAD, OnnxCrossEncoder
 from gateway.adapters.pair_reader import MAX_TOKENS
 from gateway.adapters.thorough_verifier import ThoroughVerifier
-from gateway.adapters.triton_cross_encoder import TOLERANCE, TritonCrossEncoder
+from gateway.adapters.triton_cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
 from gateway.adapters.triton_encoder import TritonEncoder
+from gateway.adapters.triton_memory import TritonMemory
 from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
 from gateway.cache.calibrated import WEIGHTS
 from gateway.cache.learned import LearnedVerifier, load_weights
@@ -101,6 +102,34 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(StartFailed, match=r"the cross-encoder 'cross_encoder' at grpc://.* does not answer"):
         await asyncio.to_thread(cross_encoder, nowhere)
+
+
+async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed(
+    served: FloatTriton, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(url: str) -> TritonCrossEncoder:
+        return TritonCrossEncoder(
+            url, CROSS_ENCODER, TOKENIZER, timeout_s=30.0, clock=FakeClock(), data_dir=tmp_path / "data"
+        )
+
+    there = await asyncio.to_thread(made, served.url)
+    nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(StartFailed, match="does not answer"):
+        await asyncio.to_thread(made, nowhere)
+    (kept,) = (tmp_path / "data" / "served-models").iterdir()
+    memory = TritonMemory(tmp_path / "data", FORM.kind, nowhere, CROSS_ENCODER, there.digest)
+    known = TritonMemory(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall()
+    assert known is not None
+    memory.note(known)
+    with caplog.at_level(logging.WARNING, "nearhit.semantic"):
+        away = await asyncio.to_thread(made, nowhere)
+    assert caplog.messages == ["the cross-encoder does not answer: the first opinion decides until it does"]
+    assert away.digest == there.digest
+    with pytest.raises(ModelAway, match="UNAVAILABLE"):
+        away.score("a", ["b"])
+    kept.write_text("{")
+    assert TritonMemory(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall() is None
+    assert "what a served model was cannot be read" in caplog.messages
 
 
 async def test_batches_form_over_gateways_and_leave_every_vector_as_it_is(served: FloatTriton, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gateway.adapters.triton_encoder import PROBES, TritonEncoder, likeness
 from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
 from gateway.commands.doctor.look_machine import look_at_models
 from gateway.commands.doctor.verdicts import model as verdict
+from gateway.config import Config
 from gateway.errors import EmbedderUnavailable, StartFailed
 from gateway.modelkit.files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
@@ -21,7 +22,9 @@ from tests.fixtures.embedding_triton import EmbeddingTriton, embedding_triton
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import BETWEEN_S
 
+SEMANTIC = "nearhit; hit; detail=semantic"
 TOKENIZER = default_model_dir() / MODEL / TOKENIZER_FILE
 
 
@@ -41,6 +44,7 @@ async def test_a_model_on_triton_is_an_embedder_like_the_one_in_process(upstream
         encoder = await asyncio.to_thread(encoder_of, served.url, clock)
         await a_gateway_finds_by_similarity_with_it_and_serves_without_it(served, upstream, tmp_path)
         await a_server_that_ends_is_left_alone(encoder, clock)
+        await a_gateway_starts_while_it_is_away_and_uses_it_when_it_is_back(served, upstream, tmp_path)
 
 
 async def same_as_in_process(encoder: TritonEncoder, served: EmbeddingTriton) -> None:
@@ -82,15 +86,14 @@ async def a_server_that_ends_is_left_alone(encoder: TritonEncoder, clock: FakeCl
 async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
     served: EmbeddingTriton, upstream: Upstream, tmp_path: Path
 ) -> None:
-    section = {"adapter": "triton", "url": served.url, "model": "embedder", "timeout": "10s"}
-    config = config_of(tmp_path / "data", {"main": {"adapter": "openai", "url": upstream.url}}, embedder=section)
+    config = config_before(served, upstream, tmp_path)
     (looked,) = await asyncio.to_thread(look_at_models, config)
     assert looked.error is None
     async with gateway_of(config, LOOSE) as gateway:
         assert gateway.gateway.parts.space.embedder.fingerprint == looked.wanted
         await gateway.chat("How do I reset my password?")
         again = await gateway.chat("how do I reset my password")
-        assert again.cache_status.startswith("nearhit; hit; detail=semantic")
+        assert again.cache_status.startswith(SEMANTIC)
         await served.server.stop()
         missed = await gateway.chat("How can I cancel my subscription?")
         assert missed.status == 200
@@ -101,6 +104,27 @@ async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
     assert found.level == "fault"
     assert "does not answer" in found.found
     assert found.todo == "start that server, or put embedder right in config.yaml"
+
+
+async def a_gateway_starts_while_it_is_away_and_uses_it_when_it_is_back(
+    served: EmbeddingTriton, upstream: Upstream, tmp_path: Path
+) -> None:
+    """The data directory has had it at an earlier start."""
+    async with gateway_of(config_before(served, upstream, tmp_path), LOOSE) as gateway:
+        assert (await gateway.chat("How do I reset my password?")).cache_status.startswith("nearhit; hit; detail=exact")
+        missed = await gateway.chat("How do I reset my PASSWORD?")
+        assert missed.cache_status.startswith("nearhit; fwd=miss")
+        async with served.again():
+            async with asyncio.timeout(30):  # the channel connects anew a second later
+                marks = "?"
+                while not (await gateway.chat(f"How do I reset my password{marks}")).cache_status.startswith(SEMANTIC):
+                    marks += "?"
+                    await asyncio.sleep(BETWEEN_S)
+
+
+def config_before(served: EmbeddingTriton, upstream: Upstream, tmp_path: Path) -> Config:
+    section = {"adapter": "triton", "url": served.url, "model": "embedder", "timeout": "10s"}
+    return config_of(tmp_path / "data", {"main": {"adapter": "openai", "url": upstream.url}}, embedder=section)
 
 
 def test_what_keeps_the_gateway_from_starting_is_one_sentence(triton: RunningTriton, tmp_path: Path) -> None:
