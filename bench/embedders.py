@@ -22,7 +22,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.immediate_embedder import ImmediateEmbedder
-from gateway.composition.parts import build_embedder
+from gateway.composition.model_parts import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder
 from tests.fixtures.embedding_triton import embedding_triton

@@ -29,7 +29,7 @@ from bench.load import cpu_seconds, loop_seconds, request_bytes, rss_mb, run
 from bench.protocols import BODY, QUESTION
 from bench.replicas import WORDS, write
 from bench.servers import WHOLE
-from gateway.composition.parts import build_encoder
+from gateway.composition.model_parts import build_encoder
 from gateway.config.schema import Embedder as EmbedderConfig
 
 CONFIG = """

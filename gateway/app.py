@@ -28,6 +28,7 @@ from gateway.composition.dashboard import Dashboard, Observed
 from gateway.composition.fleet_figures import figures_of
 from gateway.composition.hired import Hired, admin_of, data_of
 from gateway.composition.job_parts import build_jobs
+from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
 from gateway.composition.operations import (
     cache_admin_of,
@@ -37,15 +38,7 @@ from gateway.composition.operations import (
     removal_of,
     succession_of,
 )
-from gateway.composition.parts import (
-    DataDirLock,
-    Stores,
-    build_embedder,
-    certificates_of,
-    grpc_port_of,
-    listening,
-    open_stores,
-)
+from gateway.composition.parts import DataDirLock, Stores, certificates_of, grpc_port_of, listening, open_stores
 from gateway.config import Config
 from gateway.data_port.front import Front
 from gateway.data_port.server import DataPort

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cache.control.ledger import Ledger
-from gateway.composition.parts import build_encoder, build_verifier
+from gateway.composition.model_parts import build_encoder, build_verifier
 from gateway.config.schema import Embedder as EmbedderConfig
 from gateway.config.verifier import Verifier as VerifierConfig
 from gateway.ports import TextEncoder

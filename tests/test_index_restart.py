@@ -14,7 +14,7 @@ import pytest
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_store import RedisStore
 from gateway.cache.feedback import Counterexamples
-from gateway.composition import parts
+from gateway.composition import model_parts
 from gateway.config import Config
 from gateway.ports import StoredVector
 from gateway.upkeep import recovery
@@ -173,7 +173,7 @@ async def test_a_checkpoint_of_another_embedder_is_ignored(
     config = config_for(upstream, tmp_path)
     async with gateway_of(config) as served:
         await asked(served, ASKED)
-    monkeypatch.setattr(parts, "HashEncoder", Other)
+    monkeypatch.setattr(model_parts, "HashEncoder", Other)
     with caplog.at_level(logging.WARNING):
         async with gateway_of(config) as served:
             await until(lambda: served.gateway.migration.complete)

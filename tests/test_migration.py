@@ -13,7 +13,7 @@ import pytest
 
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.redis_migration import RedisMigration
-from gateway.composition import parts
+from gateway.composition import model_parts
 from gateway.config import Config
 from gateway.messages import Vector
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of
@@ -50,7 +50,7 @@ def config(upstream: Upstream, tmp_path: Path, outside_store: OutsideServer) -> 
 def other_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on gateways start with another embedder."""
     encoder = partial(HashEncoder, 512) if request.param == "another dimension" else Reversed
-    return lambda: monkeypatch.setattr(parts, "HashEncoder", encoder)
+    return lambda: monkeypatch.setattr(model_parts, "HashEncoder", encoder)
 
 
 async def fill(config: Config, *questions: str) -> None:

@@ -21,7 +21,7 @@ from gateway.adapters.redis_migration import RedisMigration
 from gateway.adapters.redis_names import ONE_SERVER
 from gateway.adapters.redis_store import RedisStore
 from gateway.cache.control.evidence import Evidence
-from gateway.composition import parts, space_parts
+from gateway.composition import model_parts, space_parts
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
@@ -362,7 +362,7 @@ async def test_vectors_of_two_models_are_never_compared(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two models of one dimension, so that nothing but the code keeps them apart."""
-    monkeypatch.setattr(parts, "OnnxEncoder", lambda *_, **__: Reversed())
+    monkeypatch.setattr(model_parts, "OnnxEncoder", lambda *_, **__: Reversed())
     made: dict[bytes, str] = {}
     met: dict[Any, set[str]] = defaultdict(set)
     add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift

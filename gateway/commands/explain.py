@@ -19,7 +19,7 @@ from gateway.calling.deciding import Deciding
 from gateway.calling.promises import Promises
 from gateway.commands.admin_client import CommandFailed, Place, connected
 from gateway.commands.asking import FAULT, GOOD, WrongUsage, place_given, tell
-from gateway.composition.parts import build_complexity, build_embedder
+from gateway.composition.model_parts import build_complexity, build_embedder
 from gateway.composition.upstreams import build_pools
 from gateway.config import Config
 from gateway.config.load import load_config

@@ -14,7 +14,8 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.commands.asking import FAULT, tell
 from gateway.commands.progress import Advance, counted
 from gateway.composition.index_parts import filled, open_index
-from gateway.composition.parts import DataDirLock, build_embedder, open_stores
+from gateway.composition.model_parts import build_embedder
+from gateway.composition.parts import DataDirLock, open_stores
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.urls import lite_file
@@ -65,7 +66,7 @@ async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -
         if _of_one_process(config):
             lock = DataDirLock(config.data_dir)
             life.callback(lock.release)
-        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder)
+        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
         life.callback(embedder.close)
         stores = await open_stores(config, environ, encoder.fingerprint, clock)
         life.push_async_callback(stores.close)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.commands.asking import tell
 from gateway.commands.progress import waiting
-from gateway.composition.parts import build_encoder
+from gateway.composition.model_parts import build_encoder
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.errors import StartFailed

@@ -16,7 +16,8 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.price import Price
 from gateway.composition.fleet import Fleet
 from gateway.composition.index_parts import open_index
-from gateway.composition.parts import Stores, build_complexity, build_embedder, build_verifier
+from gateway.composition.model_parts import build_complexity, build_embedder, build_verifier
+from gateway.composition.parts import Stores
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable

@@ -11,7 +11,7 @@ import orjson
 from gateway.admin.explain import PATH, Pair, explain_pair, pair_from, route_of
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.explained import ExplainedPair
-from gateway.composition.parts import build_embedder, build_verifier
+from gateway.composition.model_parts import build_embedder, build_verifier
 from gateway.config.load import load_config
 from gateway.errors import BadRequest, EmbedderUnavailable, StartFailed
 from gateway.policy.load import load_policy

@@ -23,7 +23,7 @@ from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
 from gateway.cache.calibrated import WEIGHTS
 from gateway.cache.learned import LearnedVerifier, load_weights
 from gateway.commands.doctor.look_machine import look_at_models
-from gateway.composition.parts import build_verifier
+from gateway.composition.model_parts import build_verifier
 from gateway.config import Verifier
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelAway, StartFailed

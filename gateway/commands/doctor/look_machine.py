@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gateway
 from gateway.commands.doctor.verdicts import FolderFacts, MachineFacts, ModelFacts
-from gateway.composition.parts import build_encoder, build_verifier, model_dir_of
+from gateway.composition.model_parts import build_encoder, build_verifier, model_dir_of
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.config.verifier import CrossEncoder
