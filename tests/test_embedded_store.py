@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from gateway.adapters import embedded_valkey
-from gateway.adapters.child import ChildFailed
-from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.child import ChildFailed, ChildProcess
+from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading, until_read
 
 
 def closed_to_others(path: Path) -> bool:
@@ -68,3 +71,60 @@ async def test_a_data_directory_with_a_long_name_gets_its_socket_elsewhere(tmp_p
     finally:
         await server.stop()
         path.parent.rmdir()
+
+
+class Loading:
+    """What a server says that reads its file: each time it is asked how far it is, `step` bytes further."""
+
+    def __init__(self, size: int, step: int) -> None:
+        self._size = size
+        self._step = step
+        self._read = 0
+        self.asked = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readline()).startswith(b"PING"):
+            over = self._read >= self._size
+            writer.write(b"+PONG\r\n" if over else b"-LOADING Valkey is loading the dataset in memory\r\n")
+        else:
+            self.asked += 1
+            self._read += self._step
+            percent = 100 * self._read / self._size
+            told = f"loading_total_bytes:{self._size}\r\nloading_loaded_bytes:{self._read}\r\n"
+            writer.write(f"# Persistence\r\nloading:1\r\n{told}loading_loaded_perc:{percent:.2f}\r\n".encode())
+        writer.close()
+
+
+@pytest.mark.parametrize(("step", "asked"), [(400, 3), (0, 1)])
+async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, asked: int
+) -> None:
+    child = await ChildProcess.start(
+        "toy", [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "toy.log"
+    )
+    loading, path = Loading(1000, step), tmp_path / "s"
+    server = await asyncio.start_unix_server(loading, path)
+    try:
+        with caplog.at_level(logging.INFO, "nearhit"):
+            if step:
+                await until_read(child, Reading(path), 0.01)
+            else:
+                with pytest.raises(ChildFailed, match=r"toy was not ready within 0\.01 s"):
+                    await until_read(child, Reading(path), 0.01)
+        assert loading.asked == asked
+        assert [each.fields["percent"] for each in caplog.records if hasattr(each, "fields")] == [40.0, 80.0, 120.0][
+            : asked if step else 0
+        ]
+    finally:
+        server.close()
+        await child.stop()
+
+
+async def test_how_far_a_store_is_can_be_read_from_a_real_one(tmp_path: Path) -> None:
+    server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
+    try:
+        reading = Reading(Path(server.url.removeprefix("unix://")))
+        assert await reading.over()
+        assert await reading.goes_on(), "it is done"
+    finally:
+        await server.stop()
