@@ -76,7 +76,7 @@ class Report:
         self.encoder: TextEncoder = build_encoder(EmbedderConfig(adapter=given.embedder, threads=1))
         self.verifier = build_verifier(VerifierConfig(adapter=given.verifier), EmbedderConfig())
         self.embedder = Encoded(self.encoder)
-        self.opinions = Opinions(self.verifier, self.folder)
+        self.opinions = Opinions(self.verifier, self.folder, self.encoder.fingerprint)
         self.audited = load_audited()
         self.stream = self._stream()
         self.thresholds: dict[float, float] = {}

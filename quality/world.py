@@ -41,13 +41,14 @@ class Plain:
         return
 
 
-def verifier_key(verifier: Verifier) -> str:
-    """Names the verifier, its code and its weights: opinions of another are not used again."""
+def verifier_key(verifier: Verifier, encoder: str) -> str:
+    """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
+    of others are not used again."""
     cache = GATEWAY / "cache"
     sources = [cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "forest.py")]
     sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/*cross*.py")]
     sources += GATEWAY.glob("adapters/*verifier*.py")
-    digest = hashlib.sha256(verifier.basis.encode())
+    digest = hashlib.sha256(f"{verifier.basis}\0{encoder}".encode())
     for path in sorted(sources):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
@@ -57,10 +58,10 @@ def verifier_key(verifier: Verifier) -> str:
 class Opinions:
     """A verifier that is asked once for each pair, over all runs with the same weights. Implements `Verifier`."""
 
-    def __init__(self, verifier: Verifier, folder: Path | None) -> None:
+    def __init__(self, verifier: Verifier, folder: Path | None, encoder: str = "") -> None:
         self.basis, self.prior, self.floor = verifier.basis, verifier.prior, verifier.floor
         self.asked = 0  # pairs that were not known yet
-        self._path = folder / f"opinions-{verifier_key(verifier)}.msgpack" if folder is not None else None
+        self._path = folder / f"opinions-{verifier_key(verifier, encoder)}.msgpack" if folder is not None else None
         self._verifier = verifier
         self._first: dict[bytes, Row] = {}
         self._second: dict[bytes, Row | None] = {}

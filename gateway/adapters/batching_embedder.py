@@ -1,8 +1,8 @@
 """Micro-batches: what concurrent requests ask within one forward pass goes into the next one together.
 
 Nothing waits on purpose. While the worker thread encodes one batch, questions queue up; the next batch is what has
-queued up by then. A lone question starts at once. Where an encoder has a pass of its own for each text anyhow, nobody
-waits for the others of a batch either (`at_once`).
+queued up by then. A lone question starts at once. Where few texts share a pass of the encoder, nobody waits for the
+others of a batch either (`at_once`).
 """
 
 from __future__ import annotations

@@ -1,25 +1,27 @@
 """all-MiniLM-L6-v2 as an int8 ONNX graph: onnxruntime and tokenizers, without torch.
 
-Measured on an EPYC core with AVX512-VNNI, one thread, `encode` as a whole: a prompt of 13 tokens 0.9 ms (p50), of 256
-tokens 17.7 ms; 980 short texts/s; loading 0.1 s; RSS 103 MB after loading and 116 at most, whatever is encoded. With
-other work on the same two cores: 1.1 to 1.8 ms, 22 to 26 ms and 490 to 750 texts/s. That was the traced graph; the one
-that is written node by node (modelkit/export.py) takes 0.7 times as long, on a Xeon with AMX: 0.89 ms instead of
-1.29 for 13 tokens, 1.24 instead of 1.76 for 25 (best of 300, docs/decisions/0033).
+Measured on a Xeon core with AMX, one thread, the pass alone, best of 60: 13 tokens 0.9 ms, 25 tokens 1.3 ms, 100 tokens
+4.9 ms, 200 tokens 12 ms; eight texts of 25 tokens in one pass 1.05 ms a text. Reading a short text takes 0.05 ms. RSS
+103 MB after loading and 116 at most, whatever is encoded (docs/decisions/0033, 0040).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gateway.adapters.onnx_session import open_session
 from gateway.adapters.text_reader import TextReader
-from gateway.messages import Embedding
+from gateway.messages import Embedding, Vector
 from gateway.modelkit.files import MODEL_FILE, TOKENIZER_FILE, load_manifest
 
 DIMENSION = 384
+# What texts share a pass. One of n tokens takes some 0.5 ms and 0.035 ms a token: as much as 14 tokens for itself.
+TOGETHER = 8  # texts; with more of them a pass takes no less for each
+PASS_TOKENS = 256  # padding included: beyond it sharing gains nothing, and memory has the bound of one text
+PADDING = 12  # tokens that one more text may bring: fewer than a pass of its own would cost
 
 
 class OnnxEncoder:
@@ -35,20 +37,43 @@ class OnnxEncoder:
         self.fingerprint = f"{manifest.model}/onnx-int8/{manifest.sha256[MODEL_FILE][:12]}"
         self._reader = TextReader(model_dir / TOKENIZER_FILE)
         self._session = open_session(model_dir / MODEL_FILE, threads)
+        # Dynamic scales are taken over a whole pass: in a shared one a text's vector would move with its company.
+        self._together = TOGETHER if str(manifest.about.get("quantisation", "")).startswith("static") else 1
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         """One embedding a text, in order: vectors float32 (384,), unit length. `tokens` counts what was read.
 
-        Each text has a forward pass of its own. The scale of int8 activations is taken over a whole pass, so in a
-        shared one a text's vector moves with the company it is in: over 187 varied texts in batches of 32, cosine with
-        the vector it has alone 0.991 on average and 0.944 at worst. A cache that compares vectors made at different
-        times cannot have that, and at one thread a shared pass gains little: 1,315 texts/s instead of 1,072 at 16
-        tokens, 321 instead of 300 at 64, 55 instead of 63 at 256. Memory, too, then has the bound of one text.
+        Texts of like lengths share a pass (docs/decisions/0040). None has a say in another one's vector: the scales are
+        constants, and sums that are rounded otherwise beside padding move it by 1e-6 at most.
         """
-        return [self._encode(text) for text in texts]
+        read = [self._reader.read(text) for text in texts]
+        vectors: dict[int, Vector] = {}
+        for part in passes([len(each.ids) for each in read], self._together):
+            vectors.update(zip(part, self._vectors([read[at].ids for at in part]), strict=True))
+        return [Embedding(vectors[at], len(each.ids), each.truncated, each.unreadable) for at, each in enumerate(read)]
 
-    def _encode(self, text: str) -> Embedding:
-        read = self._reader.read(text)
-        ids = np.array([read.ids], np.int64)
-        (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        return Embedding(np.asarray(vectors[0], np.float32), len(read.ids), read.truncated, read.unreadable)
+    def _vectors(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
+        """Of one pass. Copies: whoever keeps one text's vector should not keep its company's."""
+        shape = (len(ids), max(map(len, ids)))
+        padded, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for at, row in enumerate(ids):
+            padded[at, : len(row)], mask[at, : len(row)] = row, 1
+        (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": padded, "attention_mask": mask})
+        return [np.array(vector, np.float32) for vector in vectors]
+
+
+def passes(lengths: Sequence[int], together: int = TOGETHER) -> Iterator[list[int]]:
+    """Which of so many texts, by their tokens, share a forward pass; shortest first. Pure."""
+    part: list[int] = []
+    for at in sorted(range(len(lengths)), key=lengths.__getitem__):
+        longest = lengths[at]
+        if part and (
+            len(part) == together
+            or (len(part) + 1) * longest > PASS_TOKENS
+            or len(part) * (longest - lengths[part[-1]]) > PADDING
+        ):
+            yield part
+            part = []
+        part.append(at)
+    if part:
+        yield part

@@ -13,7 +13,6 @@ async def of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, ver
     """Where that is the worse one. `whole`: the opinion on both prompts as they are. Raises `EmbedderUnavailable`."""
     if not parts.asked or not parts.stored:
         return replace(whole, veto=Refusal.TEMPLATE)
-    # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
     asked, stored = (await embedder.embed(parts.asked)).vector, (await embedder.embed(parts.stored)).vector
     similarity = min(1.0, max(0.0, float(asked @ stored)))
     (inner,) = await verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])

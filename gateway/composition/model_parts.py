@@ -9,7 +9,7 @@ from gateway.adapters.batching_embedder import BatchingEmbedder
 from gateway.adapters.hash_encoder import HashEncoder
 from gateway.adapters.immediate_embedder import ImmediateEmbedder
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
-from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.onnx_encoder import TOGETHER, OnnxEncoder
 from gateway.adapters.system_clock import SystemClock
 from gateway.adapters.thorough_verifier import CrossEncoder, ThoroughVerifier
 from gateway.cache.acceptance import ThresholdVerifier
@@ -100,7 +100,7 @@ def build_embedder(
     encoder = build_encoder(config, data_dir)
     if config.adapter == "hash":
         return encoder, ImmediateEmbedder(encoder)
-    at_once = 1 if config.adapter == "onnx" else None
+    at_once = TOGETHER if config.adapter == "onnx" else None
     return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)
 
 

@@ -14,7 +14,8 @@ MODEL = "all-MiniLM-L6-v2"
 MODEL_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
-GRAPH = "written node by node"  # how export.py makes it; a model of a manifest that says otherwise is built again
+# How export.py makes it: a model whose manifest says otherwise is built again.
+GRAPH = "written node by node, static scales"
 
 
 class ModelMissing(Exception):

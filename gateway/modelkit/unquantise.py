@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 TABLE = "transformer.embeddings.word_embeddings.weight_"  # of the embedder's graph
-INT8 = {"MatMulInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QAttention"}
+INT8 = {"MatMulInteger", "DynamicQuantizeLinear", "QuantizeLinear", "MatMulIntegerToFloat", "QAttention"}
 Array = NDArray[np.generic]
 
 
@@ -33,7 +33,7 @@ def floats(quantised: Array, scale: Array, zero: Array) -> NDArray[np.float32]:
 
 def unquantised(graph: onnx.GraphProto) -> None:
     """Traced graphs have DynamicQuantizeLinear > MatMulInteger > Cast > Mul, the one that export.py writes has
-    DynamicQuantizeMatMul and QAttention: each becomes the same of floats."""
+    QuantizeLinear before MatMulIntegerToFloat and QAttention: each becomes the same of floats."""
     tensors: dict[str, Array] = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     made = {name: node for node in graph.node for name in node.output}
     readers = {name: node for node in graph.node for name in node.input if node.op_type in ("Cast", "Mul")}
@@ -55,8 +55,8 @@ def unquantised(graph: onnx.GraphProto) -> None:
             product = [helper.make_node("MatMul", [value, weights(node.input[1], scale, node.input[3])], scaled.output)]
             graph.node.remove(scaled)
             graph.node.remove(cast)
-        elif node.op_type == "DynamicQuantizeMatMul":
-            value, columns, scale, _, bias = node.input
+        elif node.op_type == "MatMulIntegerToFloat":
+            value, (columns, scale, bias) = made[node.input[0]].input[0], (node.input[i] for i in (1, 3, 6))
             flat = f"{node.output[0]}_product"
             product = [
                 helper.make_node("MatMul", [value, weights(columns, scale, None)], [flat]),

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.onnx_encoder import PADDING, PASS_TOKENS, TOGETHER, OnnxEncoder, passes
 from gateway.modelkit.files import MODEL, default_model_dir, load_manifest
 from gateway.ports import TextEncoder
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
@@ -83,11 +85,30 @@ def test_a_paraphrase_is_nearer_than_an_unrelated_question(
 
 
 def test_a_vector_does_not_depend_on_its_batch(onnx: OnnxEncoder) -> None:
-    """A batch is a matter of chance; a question must meet its own stored vector at similarity 1. In shared forward
-    passes int8 activation scales moved vectors by up to 0.058 an element (cosine 0.944)."""
+    """A batch is a matter of chance; a question must meet its own stored vector at similarity 1. With scales found in
+    each pass a shared one moved vectors by up to 0.058 an element (cosine 0.944); constant ones leave what sums are
+    rounded to beside padding, 4.5e-8 an element at most."""
     batch = [*TEXTS, LONG, *(f"question number {i} about {'many ' * i}things" for i in range(23))]
     for text, embedding in zip(batch, onnx.encode(batch), strict=True):
-        np.testing.assert_array_equal(embedding.vector, onnx.encode([text])[0].vector)
+        alone = onnx.encode([text])[0]
+        np.testing.assert_allclose(embedding.vector, alone.vector, rtol=0, atol=1e-6)
+        assert (embedding.tokens, embedding.truncated) == (alone.tokens, alone.truncated)
+
+
+@given(st.lists(st.integers(2, 256), max_size=40))
+def test_a_pass_holds_what_is_cheaper_together(lengths: list[int]) -> None:
+    """Every text has a place in one pass, and no pass has more padding than passes of their own would cost."""
+    found = list(passes(lengths))
+    assert sorted(at for part in found for at in part) == list(range(len(lengths)))
+    for part in found:
+        inside = [lengths[at] for at in part]
+        assert inside == sorted(inside)
+        assert len(part) == 1 or (len(part) <= TOGETHER and len(part) * inside[-1] <= PASS_TOKENS)
+        assert len(part) * inside[-1] - sum(inside) <= PADDING * (len(part) - 1)
+
+
+def test_a_model_with_scales_of_each_pass_has_a_pass_for_each_text() -> None:
+    assert list(passes([9, 9, 7], together=1)) == [[2], [0], [1]]
 
 
 def test_two_threads_give_what_one_thread_gives(onnx: OnnxEncoder) -> None:
@@ -112,9 +133,9 @@ def test_a_megabyte_of_text_costs_no_more_than_the_limit(onnx: OnnxEncoder) -> N
 
 
 def test_the_int8_model_agrees_with_the_published_one() -> None:
-    """Stated by the build, on the texts of export.py: mean cosine at least 0.99 (measured 0.9932)."""
+    """Stated by the build, on the texts of export.py: mean cosine at least 0.995 (measured 0.9972)."""
     manifest = load_manifest(default_model_dir() / MODEL)
-    assert manifest.about["cosine_agreement"]["mean"] >= 0.99
+    assert manifest.about["cosine_agreement"]["mean"] >= 0.995
     assert manifest.about["cosine_agreement"]["texts"] >= 150
 
 
