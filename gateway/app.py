@@ -25,8 +25,9 @@ from gateway.background import run_within
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.dashboard import Dashboard, Observed
+from gateway.composition.data_side import data_port_of
 from gateway.composition.fleet_figures import figures_of
-from gateway.composition.hired import Hired, admin_of, data_of
+from gateway.composition.hired import Hired, admin_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
@@ -40,8 +41,6 @@ from gateway.composition.operations import (
 )
 from gateway.composition.parts import DataDirLock, Stores, certificates_of, grpc_port_of, listening, open_stores
 from gateway.config import Config
-from gateway.data_port.front import Front
-from gateway.data_port.server import DataPort
 from gateway.dialects.known import DIALECTS, shape_of_errors
 from gateway.errors import NotFound
 from gateway.explaining.requests import ExplainRequests
@@ -85,15 +84,14 @@ class Gateway:
         self.migration = migration_of(stores, parts)
         self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
+        self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
         self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
-        front = Front(parts.store, self._current, self._observer, parts.clock, self.access.keyring.holds)
-        context, certificate = certificates_of(config.server)
-        self.data_port = DataPort(
-            config.server, parts.clock, self.health, front, self._current, context, data_of(hired)
-        )
+        tls, certificate = certificates_of(config.server)
+        serving = (self.access, self._observer, self._current, self.health)
+        self.data_port = data_port_of(config, parts, *serving, tls=tls, hired=hired, beside=self._beside)
         self.grpc_port = grpc_port_of(config.server, parts.clock, certificate)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
@@ -124,8 +122,8 @@ class Gateway:
         )
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
-    def _current(self) -> RouteTable:
-        return self._table
+    def _beside(self) -> int:
+        return self.grpc_port.inflight if self.grpc_port else 0
 
     @property
     def policy(self) -> Policy:

@@ -80,6 +80,27 @@ class Gate:
     def _free(self) -> bool:
         return not self._turns and self.inflight < self._limit.value
 
+    def take(self) -> bool:
+        """A place at once, where one is free and nobody waits. It is given back by `relayed`, or is a `Place` then."""
+        if self._turns or self.inflight >= self._limit.value:
+            return False
+        self.inflight += 1
+        return True
+
+    def untake(self) -> None:
+        """What was taken just now is not needed."""
+        self.inflight -= 1
+
+    def relayed(self, kind: Hashable | None, asked: float, began: float, now: float) -> None:
+        """A place that was taken at `asked` by `take` is given back, with an answer that began then. `kind` None: what
+        paths that no dialect knows take, nobody can compare."""
+        if kind is not None:
+            self._limit.answered(kind, asked, began, self.inflight)
+        self._turnover.held(now - asked, now)
+        self.inflight -= 1
+        if self._turns:
+            self._admit()
+
     async def enter(self, request: Request) -> Place:
         """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
         if self._free:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -16,11 +17,13 @@ from gateway.adapters.http_exchange import MAX_WHOLE_BYTES, Exchange
 from gateway.adapters.http_headers import (
     NOT_RETURNED,
     NOT_SENT,
+    OURS_RETURNED,
     Passing,
     named_by_connection,
     own_headers,
     translated_headers,
 )
+from gateway.adapters.http_own_client import OwnClient
 from gateway.adapters.http_session import Session
 from gateway.adapters.http_tensors import about_a_model, in_stored_form
 from gateway.adapters.http_translation import in_the_clients_dialect
@@ -33,7 +36,8 @@ from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
 from gateway.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.messages import Call, Request, Response, Tunnel
+from gateway.http1.heads import header_lines, request_head
+from gateway.messages import Begun, Call, Request, Response, Tunnel
 from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
 from gateway.routing.retry import IDEMPOTENT
@@ -79,7 +83,7 @@ class HttpBackend(Gated):
         not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
         self._sent = Passing(not_sent)
         self._sent_when_read = Passing(not_sent | ENCODINGS)
-        self._returned = Passing(NOT_RETURNED, prefix="x-nearhit-")
+        self._returned = Passing(NOT_RETURNED, prefix=OURS_RETURNED)
         self._timeouts = timeouts
         self._clock = clock
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
@@ -98,9 +102,10 @@ class HttpBackend(Gated):
             upgraded = await self._websocket(request)
             if upgraded is not None:
                 return upgraded
-        place = await self._gate.enter(request)
+        begun = request.begun
+        place = await self._gate.enter(request) if begun is None else begun.place
         try:
-            asked = await self._ask(request, self._outward(request, translated))
+            asked = await self._ask(request, self._outward(request, translated), begun)
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
@@ -186,12 +191,13 @@ class HttpBackend(Gated):
     def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
         return Outward("GET", self.target("/v1/models", query), headers)
 
-    async def _ask(self, request: Request, sent: Outward) -> HttpAnswer:
+    async def _ask(self, request: Request, sent: Outward, begun: Begun | None = None) -> HttpAnswer:
         """Status and headers of the answer. Raises `BackendError`, and what the request's body raises."""
         uploads = request.call is None and sent.body != b""
-        limit = self._timeouts.total if uploads else self._timeouts.first_byte
         try:
-            return await self._client.ask(sent, self._due(limit))
+            if begun is not None:
+                return await begun.resumed(sent, begun.due)
+            return await self._client.ask(sent, self._due(self.first_byte_s(uploads=uploads)))
         except (TimedOut, ConnectTimedOut) as error:
             said = f"backend '{self.name}' sent no answer in time"
             raise BackendError(said, status=504, sent=error.sent) from None
@@ -240,7 +246,43 @@ class HttpBackend(Gated):
         headers = passing.of(request.headers.items(), named_by_connection(request.headers))
         if foreign:
             headers = translated_headers(headers, self.speaks)
-        headers += own_headers(headers, self.speaks, self._api_key)
-        if read_here:
-            headers.append(("Accept-Encoding", "identity"))
-        return headers
+        return headers + self._added(headers, read_here=read_here)
+
+    def _added(self, headers: list[tuple[str, str]], *, read_here: bool) -> list[tuple[str, str]]:
+        added = own_headers(headers, self.speaks, self._api_key)
+        return [*added, ("Accept-Encoding", "identity")] if read_here else added
+
+    # What is sent without the stages, see `gateway.data_port.straight`.
+
+    @property
+    def kept_connections(self) -> OwnClient | None:
+        """None: its client does not say."""
+        return self._client if isinstance(self._client, OwnClient) else None
+
+    @property
+    def gate(self) -> Gate:
+        return self._gate
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self._timeouts
+
+    def first_byte_s(self, *, uploads: bool) -> float:
+        """How long it may take to begin its answer. `uploads`: what no dialect knows has a body."""
+        return self._timeouts.total if uploads else self._timeouts.first_byte
+
+    def model_for(self, asked: str) -> str | None:
+        """None: the client's own name stays."""
+        return self._models.sent_for(asked)
+
+    def head(
+        self, method: str, path: str, query: str, headers: Mapping[str, str], *, read_here: bool
+    ) -> tuple[bytes, bytes]:
+        """The head of a request as `send` writes it, in two parts: the client's headers that trace it go between them,
+        and what frames it behind them. `headers`: without either. Raises `BadRequest`, `ValueError`."""
+        client = self.kept_connections
+        assert client is not None
+        kept = (self._sent_when_read if read_here else self._sent).of(headers.items(), named_by_connection(headers))
+        path = path if read_here or self.speaks != "kserve" else about_a_model(path, self._models)
+        before = request_head(method, self.target(path, query), client.authority, kept, "")
+        return before[:-2], header_lines(self._added(kept, read_here=read_here)).encode("utf-8", "surrogateescape")

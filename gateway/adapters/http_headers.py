@@ -29,6 +29,7 @@ OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cach
 ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 
 
+OURS_RETURNED = "x-nearhit-"  # likewise, by how they begin
 NOT_SENT = HOP_BY_HOP | FRAMING | OURS
 NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
 

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Awaitable
 
 from gateway.adapters.http_client import HttpAnswer, Outward
+from gateway.http1.answer import Answer
 from gateway.http1.client import Client
 from gateway.http1.heads import framing_of, request_head
 from gateway.http1.origin import Origin
@@ -18,14 +19,21 @@ class OwnClient:
         self, origin: str, *, connect_s: float, max_connections: int, tls: ssl.SSLContext | None = None
     ) -> None:
         self.client = Client(Origin.of(origin), connect_s=connect_s, max_connections=max_connections, tls=tls)
-        self._authority = self.client.origin.authority
+        self.authority = self.client.origin.authority
 
     def ask(self, request: Outward, due: float) -> Awaitable[HttpAnswer]:
         method, target, headers, body, length, repeatable = request
         if isinstance(body, bytes):
             length = len(body)
-        head = request_head(method, target, self._authority, headers, framing_of(method, length))
+        head = request_head(method, target, self.authority, headers, framing_of(method, length))
         return self.client.ask(head, body, length=length, headless=method == "HEAD", repeatable=repeatable, due=due)
+
+    def resumed(self, answer: Answer, request: Outward, due: float) -> Awaitable[HttpAnswer]:
+        """See `Client.resumed`. `request`: the one that was sent, whose body is at hand."""
+        method, target, headers, body, _, repeatable = request
+        assert isinstance(body, bytes)
+        head = request_head(method, target, self.authority, headers, framing_of(method, len(body)))
+        return self.client.resumed(answer, head, body, headless=False, repeatable=repeatable, due=due)
 
     async def close(self) -> None:
         await self.client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -92,9 +92,9 @@ class Lane:
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
         """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
-        if call is None:
-            return None
-        kind = call.operation, call.stream
+        return None if call is None else self.pace_of_kind((call.operation, call.stream))
+
+    def pace_of_kind(self, kind: tuple[str, bool]) -> PeakEwma:
         pace = self._paces.get(kind)
         if pace is None:
             pace = self._paces[kind] = PeakEwma()
@@ -119,11 +119,54 @@ class Lane:
         known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
         return UNTOLD if known is None and self._telling > 0 else known
 
+    # Calls that are sent without `call`, see `gateway.data_port.straight`.
+
+    def plain(self, tenant: str, now: float) -> bool:
+        """Whether nothing speaks against asking it, nor did of late."""
+        return not self.breaker.failures and not (self.waits.until and self.told_to_wait_s(tenant, now))
+
+    def sets_out(self, asked: Asked | None) -> int:
+        """A call is sent, which ends with `relayed`, or goes on in `call`, after `handed_on`. -> calls ahead of it."""
+        ahead = self.load
+        self.load += 1
+        if asked is not None:
+            self._telling += 1
+        return ahead
+
+    def handed_on(self, asked: Asked | None) -> None:
+        self.load -= 1
+        if asked is not None:
+            self._telling -= 1
+
+    def relayed(self, asked: Asked | None, pace: PeakEwma | None, load: int, at: float, now: float) -> None:
+        """A call that was sent `at` then has its answer, of status 200, whole: as `call` but for metrics."""
+        self.load -= 1
+        self.record.add(ok=True, now=now)
+        if self.breaker.failures:
+            self.breaker.succeeded(asked_at=at)
+        seconds = now - at
+        if pace is not None:
+            pace.observe(seconds, now)
+        if asked is not None:
+            self._telling -= 1
+            self.latency.observe(asked, load=load, ttft_s=seconds, total_s=seconds, output_tokens=0, now=now)
+
+    def heed(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
+        """What an answer says of the limits of an account: they are of that account. What an upstream cannot do at all
+        (503) is the same for all."""
+        limits = limits_in(headers)
+        seconds = wait_s(status, limits, self._clock.wall()) if limits else 0.0
+        if seconds > 0:
+            account = "" if self.upstream.own_account or status == 503 else tenant
+            self.waits.add(account, now + seconds)
+
     async def call(self, request: Request, patience_s: float | None = None) -> Response:
         """Sends the call and keeps the books. Raises `BackendError` where it fails before its first byte, `GivenUp`
         where that takes longer than `patience_s`."""
-        call, now = request.call, self._clock.monotonic()
-        sent = _Sent(asked_of(call, request.route), self.pace_of(call), self.load, now)
+        call, begun = request.call, request.begun
+        now = self._clock.monotonic() if begun is None else begun.at
+        load = self.load if begun is None else begun.load
+        sent = _Sent(asked_of(call, request.route), self.pace_of(call), load, now)
         if request.trace.traced is not None:
             request, sent.noted = noted(request, request.trace.traced, self.upstream, now)
         self.load += 1
@@ -159,9 +202,7 @@ class Lane:
         telemetry.backend_ttft_seconds.observe(now - sent.at, name)
         telemetry.backend_requests.add(name, str(response.status))
         self._fared(sent, now, ok=response.status < 500)
-        limits = limits_in(response.headers)
-        if limits:
-            self._heed(request, response.status, limits, now)
+        self.heed(request.tenant, response.status, response.headers, now)
         if sent.noted is not None:
             sent.noted.answered(now, response)
         if sent.pace is not None and response.status < 400:
@@ -194,13 +235,6 @@ class Lane:
         if before is State.CLOSED and self.breaker.state(now) is not State.CLOSED:
             self.opened()
 
-    def _heed(self, request: Request, status: int, limits: Mapping[str, str], now: float) -> None:
-        """An account's limits are of that account; what an upstream cannot do at all (503) is the same for all."""
-        seconds = wait_s(status, limits, self._clock.wall())
-        if seconds > 0:
-            account = "" if self.upstream.own_account or status == 503 else request.tenant
-            self.waits.add(account, now + seconds)
-
     async def _timed(self, body: EventStream, sent: _Sent, first: float) -> AsyncGenerator[Event, None]:
         pieces = 0
         try:
@@ -224,7 +258,7 @@ class Lane:
             return
         streamed = pieces > 0
         self.latency.observe(
-            sent.asked if sent.asked.stream is streamed else replace(sent.asked, stream=streamed),
+            sent.asked if sent.asked.stream is streamed else sent.asked._replace(stream=streamed),
             load=sent.load,
             ttft_s=first - sent.at,
             total_s=now - sent.at,

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backends.hedging import Asked as AskedOf
@@ -57,7 +57,7 @@ class Pool:
         self._telemetry = telemetry
         self._rules = rules
         self._draw = draw
-        self._budget = RetryBudget(rules.retry_share)
+        self.budget = RetryBudget(rules.retry_share)
         self._lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
         hedge = rules.hedge if len(self.lanes) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.lanes, clock, telemetry)
@@ -66,6 +66,11 @@ class Pool:
     def http(self) -> bool:
         """Whether paths that no dialect knows can be passed through to it."""
         return self.lanes[0].backend.http
+
+    @property
+    def lone(self) -> Lane | None:
+        """Its upstream, where there is no other: as a rule."""
+        return self._lone
 
     @property
     def speaks(self) -> str:
@@ -116,9 +121,12 @@ class Pool:
     async def call(self, request: Request) -> Response:
         """Asks an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
         there is no answer before its first byte; what came as an answer is returned, whatever its status."""
-        now = self._clock.monotonic()
-        self._budget.asked(now)
-        lane = self._first(request, now)
+        now, begun = self._clock.monotonic(), request.begun
+        if begun is None:
+            self.budget.asked(now)
+            lane = self._first(request, now)
+        else:  # only of a lone one
+            lane = self.lanes[0]
         if self._hedging is not None:
             return await self._settled(request, lane, await self._asked(lane, request, [lane], 0))
         try:
@@ -132,6 +140,8 @@ class Pool:
     async def _settled(self, request: Request, lane: Lane, came: list[AskedOf]) -> Response:
         """What a call comes to, of which this came when `lane` was asked; as `call`."""
         tried, retries = [lane], 0
+        if request.begun is not None:  # it was, and is over
+            request = replace(request, begun=None)
         while True:
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
             lane, outcome = came[-1].lane, came[-1].outcome
@@ -269,10 +279,10 @@ class Pool:
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
             return None
-        if not self._budget.left(now) and not isinstance(outcome, GivenUp):  # who was given up, was so for this
+        if not self.budget.left(now) and not isinstance(outcome, GivenUp):  # who was given up, was so for this
             self._telemetry.retries.add(self.name, "budget")
             return None
-        self._budget.spend(now)
+        self.budget.spend(now)
         return pause_s
 
     def _patience_s(self, request: Request, tried: Collection[Lane], retries: int, now: float) -> float | None:
@@ -280,7 +290,7 @@ class Pool:
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
-        if not repeatable(request) or not self._budget.left(now):
+        if not repeatable(request) or not self.budget.left(now):
             return None
         others = [
             lane

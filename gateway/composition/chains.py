@@ -21,7 +21,7 @@ from gateway.cache.taken_apart import TakenApart
 from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
-from gateway.composition.dispatching import dispatch_of
+from gateway.composition.dispatching import direct_of, dispatch_of
 from gateway.composition.fleet import Fleet
 from gateway.composition.parts import Stores, evictions_of
 from gateway.composition.recording import Standing, recorder_of
@@ -233,6 +233,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     return Chains(
         calls=compose([*record, *count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
         others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
+        direct=direct_of(route, parts),
     )
 
 

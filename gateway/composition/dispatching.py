@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gateway.backends.direct import Direct, direct_to
 from gateway.calling.asking import Answered, Asking
 from gateway.calling.cascade import Cascade
 from gateway.calling.checks import Checks
@@ -26,6 +27,16 @@ def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dis
     ask = _ask(route, parts, deciding)
     sole, seen = None if deciding.sole is None else parts.pools[deciding.sole], _seen(route, parts)
     return Dispatch(route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, seen, sole)
+
+
+def direct_of(route: Route, parts: Parts) -> Direct | None:
+    """Where no stage of the route has anything to do with most requests: see `gateway.data_port.straight`."""
+    sole = deciding_of(route, parts).sole
+    if sole is None or route.limits or route.target.shadow is not None or route.latency_budget_s is not None:
+        return None
+    caching = route.exact_ttl_s is not None or route.semantic is not None
+    calls = not caching and route.record is None
+    return direct_to(parts.pools[sole], calls=calls, exposes=route.expose_headers)
 
 
 def deciding_of(route: Route, parts: Parts) -> Deciding:

@@ -19,6 +19,7 @@ from gateway.data_port.front import Front
 from gateway.data_port.heads import Heads
 from gateway.data_port.plain_connection import MAX_BODY, PlainConnection
 from gateway.data_port.service import Service
+from gateway.data_port.straight import Straight
 
 
 class Connections(web.Server):
@@ -29,6 +30,7 @@ class Connections(web.Server):
         handler: Any,
         service: Service,
         front: Front,
+        straight: Straight,
         table: Callable[[], object],
         config: ServerConfig,
         **options: Any,
@@ -43,6 +45,7 @@ class Connections(web.Server):
         )
         self.service = service
         self.front = front
+        self.straight = straight
         self.table = table
         self.heads = Heads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout

@@ -53,6 +53,7 @@ class Head(NamedTuple):
     length: int
     closes: bool
     decisive: bytes
+    traces: bytes = b""  # the lines that trace it, in order
 
 
 class _Stem(NamedTuple):
@@ -87,7 +88,7 @@ class Heads:
             if stem is None:
                 return None
             self._stems.put(stem_bytes, stem)
-        headers, length, unique = stem.headers.copy(), 0, False
+        headers, length, unique, traces = stem.headers.copy(), 0, False, b""
         for raw_name, raw_value in zip(pieces[1::3], pieces[2::3], strict=True):
             name, value = raw_name.decode(), raw_value.strip(b"\t ")
             if name in headers or len(value) > self._max_field or _VALUE.fullmatch(value) is None:
@@ -99,7 +100,10 @@ class Heads:
                 if _DIGITS.fullmatch(value) is None:
                     return None
                 length = int(value)
-        read = Head(stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive)
+            else:
+                traces += b"%b: %b\r\n" % (raw_name, value)
+        fields = CIMultiDictProxy(headers)
+        read = Head(stem.method, stem.path, stem.query, fields, length, stem.closes, stem.decisive, traces)
         if not unique:
             self._heads.put(head, read)
         return read

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,9 +21,10 @@ from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.refusals import refused
 from gateway.data_port.service import at_hand, pieces_of
+from gateway.data_port.underway import Underway
 from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, chunk_of, stream_head, whole_answer
 from gateway.errors import StreamBroken
-from gateway.messages import Request, Response, Tunnel, Whole
+from gateway.messages import Begun, Request, Response, Tunnel, Whole
 from gateway.response_headers import answer_headers
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class PlainConnection(asyncio.Protocol):
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._task: asyncio.Future[Any] | None = None
+        self._task: asyncio.Future[Any] | Underway | None = None
         self._pieces: list[bytes] = []  # of a request that has not come whole
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
@@ -149,7 +151,7 @@ class PlainConnection(asyncio.Protocol):
             body, at = data[end:over], over
             if head.closes:
                 self._last = True
-            answer = front.answer(head, body) if self._goes_on else None
+            answer = None if self._last or server.leaving else front.answer(head, body)
             if not isinstance(answer, bytes):
                 self._ahead, self._deadline = data[at:], math.inf
                 self._recall(head, body, answer)
@@ -202,26 +204,42 @@ class PlainConnection(asyncio.Protocol):
     # Answers
 
     def _recall(self, head: Head, body: bytes, what: Recall | None) -> None:
-        """Asks the store for an answer that is known, or else the stages."""
-        asked = None
-        if what is not None and not self._server.service.full:
-            asked = self._server.front.recall(what, partial(self._recalled, head, body))
-        self._task = self._loop.create_task(self._answer(head, body)) if asked is None else asked
+        """Asks the store for an answer that is known, or the backend, or else the stages."""
+        server = self._server
+        asked: asyncio.Future[Any] | Underway | None = None
+        if what is not None and not server.service.full:
+            asked = server.front.recall(what, partial(self._recalled, head, body))
+        elif not self._last:
+            asked = server.straight.begin(head, body, self)
+        self._task = asked or self._loop.create_task(self._answer(head, body))
 
     def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
         self._task = None
         if answer is None or not self._goes_on:
-            return self._recall(head, body, None)
+            self._recall(head, body, None)
+        else:
+            self.relayed(answer)
+
+    @property
+    def stays(self) -> bool:
+        return not (self._last or self._server.leaving or self._transport.is_closing())
+
+    def relayed(self, answer: bytes) -> None:
+        self._task = None
         self._transport.write(answer)
         self._deadline = self._loop.time() + self._server.idle_timeout_s
-        return self._go_on() if self._out.writable else None
+        if self._out.writable:
+            self._go_on()
 
-    async def _answer(self, head: Head, body: bytes) -> None:
+    def handed_over(self, head: Head, body: bytes, begun: Begun) -> None:
+        self._task = self._loop.create_task(self._answer(head, body, begun))
+
+    async def _answer(self, head: Head, body: bytes, begun: Begun | None = None) -> None:
         service, goes_on = self._server.service, False
         service.inflight += 1
         self._out.begun = False
         try:
-            goes_on = await self._respond(head, body)
+            goes_on = await self._respond(head, body, begun)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -231,6 +249,8 @@ class PlainConnection(asyncio.Protocol):
         except Exception as error:
             self._fail(error)
         finally:
+            if begun is not None:
+                begun.release()
             service.inflight -= 1
             self._task = None
         if goes_on and not self._last:
@@ -248,7 +268,7 @@ class PlainConnection(asyncio.Protocol):
         _, headers, data = refused(500, "the request cannot be handled")
         self._transport.write(whole_answer("", 500, headers, data, keep_alive=False))
 
-    async def _respond(self, head: Head, body: bytes) -> bool:
+    async def _respond(self, head: Head, body: bytes, begun: Begun | None) -> bool:
         """Whether the client has been told that the connection goes on."""
         server, service = self._server, self._server.service
         early = await service.early(head.method, head.path, head.headers)
@@ -256,6 +276,8 @@ class PlainConnection(asyncio.Protocol):
             return await self._send_whole(head.method, early.status, early.headers, early.body.data)
         table = server.table()
         request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
+        if begun is not None:
+            request = replace(request, id=begun.id, received=begun.received, begun=begun)
         response = await service.answer(request)
         answer = at_hand(response.body)
         if answer is not None:

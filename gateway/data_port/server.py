@@ -16,6 +16,7 @@ from gateway.data_port.aiohttp_edge import AiohttpEdge
 from gateway.data_port.connections import Connections
 from gateway.data_port.front import Front
 from gateway.data_port.service import Health, Service
+from gateway.data_port.straight import Straight
 from gateway.pipeline import Handler
 from gateway.ports import Clock
 
@@ -34,6 +35,7 @@ class DataPort:
         clock: Clock,
         health: Health,
         front: Front,
+        straight: Straight,
         table: Callable[[], object],
         tls: SSLContext | None = None,
         given: socket.socket | None = None,
@@ -41,6 +43,7 @@ class DataPort:
         self._config = config
         self._service = Service(config, clock, health)
         self._front = front
+        self._straight = straight
         self._table = table
         self._given = given
         self._connections: Connections | None = None
@@ -55,10 +58,12 @@ class DataPort:
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
         self._service.handler = handler
+        self._straight.serve(self._service)
         connections = Connections(
             AiohttpEdge(self._service),
             self._service,
             self._front,
+            self._straight,
             self._table,
             self._config,
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too

@@ -37,7 +37,7 @@ class Service:
         self._health = health
         self._ids = RequestIds()
         self._cors = CrossOrigin(config.cors)
-        self._fits = bool(config.cors.origins) or config.compress
+        self.fits = bool(config.cors.origins) or config.compress
 
     @property
     def full(self) -> bool:
@@ -70,7 +70,7 @@ class Service:
     async def answer(self, request: Request) -> Response:
         """As this client may and can take it."""
         response = await self.handler(request)
-        if not self._fits:
+        if not self.fits:
             return response
         headers = self._cors.added(request.headers, response.headers)
         if headers is not None:

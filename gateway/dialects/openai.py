@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
+from gateway.dialects.json_body import check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
+from gateway.errors import BadRequest
 from gateway.messages import Admission, Bypass, Call, Event
-from gateway.ports import Inspection, Outgoing, TextAnswer
+from gateway.ports import Inspection, Outgoing, Relayed, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
@@ -38,7 +39,21 @@ class OpenAI(Conversational):
         return method == "POST" and path in OPERATIONS
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        return _call(self, OPERATIONS[path], parse_object(body))
+        return _call(self, OPERATIONS[path], read_object(body)[0])
+
+    def relayed(self, path: str, body: bytes) -> Relayed | None:
+        """A call as it is sent on, where nobody needs to know more of it than that: what `parse` and `outgoing` make of
+        it. None: `parse` is to be asked, since it is a stream, or wrong."""
+        try:
+            value, written = read_object(body)
+            operation = OPERATIONS[path]
+            _check(value, operation)
+        except BadRequest:
+            return None
+        if value.get("stream") is True:
+            return None
+        most = value.get("max_completion_tokens") or value.get("max_tokens")
+        return Relayed(value, written, value["model"], _prompt_length(operation, value), most)
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         body: dict[str, Any] = dict(call.body)
@@ -216,6 +231,24 @@ def _prompt(operation: str, body: Mapping[str, Any]) -> str:
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
     return ""
+
+
+def _prompt_length(operation: str, body: Mapping[str, Any]) -> int:
+    """Of `_prompt`, in characters, without writing it."""
+    if operation != "chat.completions":
+        return len(_prompt(operation, body))
+    messages = body["messages"]
+    length, turns = -2, 0
+    for message in messages:
+        content = message.get("content")
+        if content.__class__ is not str:
+            return len(_prompt(operation, body))
+        if content:
+            length += len(message["role"]) + len(content) + 4  # `: `, and a blank line between two
+            turns += 1
+    if len(messages) == 1:
+        return len(content)
+    return length if turns else 0
 
 
 def _several(body: Mapping[str, Any]) -> bool:

@@ -62,5 +62,18 @@ class Client:
         connection = await self.pool.connected(due)
         return await connection.exchange(head, body, length=length, headless=headless, due=due)
 
+    async def resumed(
+        self, answer: Answer, head: bytes, body: bytes, *, headless: bool, repeatable: bool, due: float
+    ) -> Answer:
+        """As `ask`, of a request that was sent by `Connection.send` over a connection which had served before, and of
+        which something has come: its answer, or why there is none. `head` and `body`: what was sent."""
+        if answer.status:
+            return answer
+        assert answer.error is not None
+        if not isinstance(answer.error, Disconnected) or not repeatable:
+            raise answer.error
+        connection = await self.pool.connected(due)
+        return await connection.exchange(head, body, length=len(body), headless=headless, due=due)
+
     async def close(self) -> None:
         await self.pool.close()

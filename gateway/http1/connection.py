@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol, cast
 
 from gateway.http1.alarm import Alarm
@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None  # the one that is awaited
         self._upload: Upload | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._told: Callable[[], None] | None = None  # instead of a waiter
         self.paused = False  # reading: too much of the body is unread
         self._keep = True  # no: nothing may follow this exchange
         self.served = 0  # exchanges that were begun
@@ -82,6 +83,26 @@ class Connection(asyncio.Protocol):
             answer.close()
             raise
         return answer
+
+    def send(self, request: bytes, due: float, told: Callable[[], None]) -> Answer:
+        """Sends a request whose body is at hand, and returns at once. `told` is called, once, when something has come
+        of it: the head of its answer with as much of the body as came with that, or the end of the exchange. `tell`
+        asks for more."""
+        assert self._transport is not None and self._answer is None
+        answer = self._answer = Answer(self)
+        self._parser.begin(answer, headless=False)
+        self.served += 1
+        self._told = told
+        self._alarm.set(due)
+        self._transport.write(request)
+        return answer
+
+    def tell(self, due: float, told: Callable[[], None]) -> None:
+        """As `wait`, for who sent by `send`."""
+        if self._parser.heard and self._socket is not None:
+            self._acknowledge(self._socket)
+        self._told = told
+        self._alarm.set(due)
 
     async def wait(self, due: float) -> None:
         """Until something has come of the exchange, its failure included."""
@@ -173,9 +194,9 @@ class Connection(asyncio.Protocol):
                 answer.failed(Broken("the connection ended within the answer"))
             else:
                 answer.failed(Disconnected("the connection ended before the answer"))
-        self._wake()
         self._parser.over()
         self._owner.gone(self)
+        self._wake()
 
     # Its own affairs.
 
@@ -211,13 +232,17 @@ class Connection(asyncio.Protocol):
     def _rang(self) -> None:
         if self._answer is None:
             self.close()  # it lay idle for long enough
-        elif self._waiter is not None:
+        elif self._waiter is not None or self._told is not None:
             self._fail(TimedOut("nothing came in time"))
 
     def _wake(self) -> None:
+        """The last thing that is done of what happened: who is told may send the next request."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        told, self._told = self._told, None
+        if told is not None:
+            told()
 
     def _acknowledge(self, opened: socket.socket) -> None:
         """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when

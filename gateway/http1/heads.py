@@ -11,6 +11,7 @@ from gateway.http1.errors import MalformedAnswer
 START = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
 # RFC 9110 section 8.6: to these a request without a body says no length.
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+NOT_ALLOWED = "a request's method, target or headers have signs in them that HTTP/1.1 does not allow"
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 MAX_NAMES = 1024  # that are remembered; more come only from a server that invents them
 
@@ -20,16 +21,19 @@ def request_head(method: str, target: str, authority: str, headers: Iterable[tup
     say how the body is delimited, each with its CRLF. What came as bytes that are no UTF-8 (`surrogateescape`) goes out
     as it came. Raises `ValueError` where a part would end its line early."""
     start = f"{method} {target}"
+    if START.fullmatch(start) is None:
+        raise ValueError(NOT_ALLOWED)
+    lines = header_lines(headers)
+    return f"{start} HTTP/1.1\r\nHost: {authority}\r\n{lines}{framing}\r\n".encode("utf-8", "surrogateescape")
+
+
+def header_lines(headers: Iterable[tuple[str, str]]) -> str:
+    """Each with its CRLF. Raises `ValueError`."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
-    if (
-        START.fullmatch(start) is None
-        or text.count("\n") != len(lines)
-        or text.count("\r") != len(lines)
-        or "\0" in text
-    ):
-        raise ValueError("a request's method, target or headers have signs in them that HTTP/1.1 does not allow")
-    return f"{start} HTTP/1.1\r\nHost: {authority}\r\n{text}{framing}\r\n".encode("utf-8", "surrogateescape")
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
+        raise ValueError(NOT_ALLOWED)
+    return text
 
 
 def framing_of(method: str, length: int | None) -> str:

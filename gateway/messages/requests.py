@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.messages.entries import Embedding
 from gateway.messages.provenance import Bypass
 from gateway.precedence import Priority
 
 if TYPE_CHECKING:
+    from gateway.adapters.gate import Place
+    from gateway.adapters.http_client import HttpAnswer, Outward
     from gateway.flights.gathering import Gathering
     from gateway.observing.trace import Trace
     from gateway.ports import Batch, BodySource, Dialect
@@ -63,6 +65,21 @@ class CacheDirectives:
     min_fresh_s: float = 0.0
 
 
+class Begun(NamedTuple):
+    """A call to a backend that was sent before the stages were asked: they go on with it, under the policy that it was
+    sent by."""
+
+    id: str
+    received: float  # monotonic clock
+    table: Any  # `RouteTable`
+    at: float  # monotonic clock: when it was sent
+    load: int  # calls ahead of it at its upstream then
+    due: float  # time of the event loop: when its answer is to have begun
+    place: Place
+    resumed: Callable[[Outward, float], Awaitable[HttpAnswer]]
+    release: Callable[[], None]  # whatever became of it; as often as you like
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     id: str
@@ -91,6 +108,7 @@ class Request:
     metered: bool = False  # what it costs is counted: the backend is to tell
     patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
     unasked: bool = False  # the gateway's own check of an answer: no client asked for it
+    begun: Begun | None = None  # its call to a backend, where that is on its way already
     peer: str = ""  # the address that it came from; empty: it did not come from a client
 
     @property

@@ -30,6 +30,7 @@ class LogShares:
 
     def __init__(self, shares: Mapping[str, float], draw: Callable[[], float] = random) -> None:
         self._shares = shares
+        self.all = not shares  # of each there is one
         self._draw = draw
 
     def keep(self, verdict: Verdict, status: int) -> bool:

@@ -54,32 +54,32 @@ class Decisions:
     """To be used from one event loop."""
 
     def __init__(self) -> None:
-        self._watches: set[Watch] = set()
+        self.watches: set[Watch] = set()  # that are told
         self._closed = False
 
     @property
     def watched(self) -> bool:
-        return bool(self._watches)
+        return bool(self.watches)
 
     def tell(self, decision: Decision) -> None:
         """The fields of the access log: neither prompts nor credentials."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.put(decision)
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
         """Raises `Overloaded`."""
-        if self._closed or len(self._watches) >= MAX_WATCHERS:
+        if self._closed or len(self.watches) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} watch already: close another live view first", retry_after_s=5)
         watch = Watch()
-        self._watches.add(watch)
+        self.watches.add(watch)
         try:
             yield watch
         finally:
-            self._watches.discard(watch)
+            self.watches.discard(watch)
 
     def close(self) -> None:
         """Lets all who watch go: the gateway ends."""
         self._closed = True
-        for watch in self._watches:
+        for watch in self.watches:
             watch.end()

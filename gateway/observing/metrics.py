@@ -6,7 +6,7 @@ Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Exemplar
@@ -80,17 +80,17 @@ class Histogram:
         self.exemplars: dict[Labels, dict[int, Exemplar]] = {}  # the last one of each bucket
 
     def observe(self, seconds: float, *labels: str) -> None:
-        counts = self.counts.get(labels) or self._begun(labels)
+        counts = self.counts.get(labels) or self.begun(labels)
         counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
         self.sums[labels] += seconds
 
     def observe_in(self, bucket: int, seconds: float, labels: Labels) -> None:
         """`observe` for who has several histograms for the same time. `bucket`: of `seconds`."""
-        counts = self.counts.get(labels) or self._begun(labels)
+        counts = self.counts.get(labels) or self.begun(labels)
         counts[bucket] += 1
         self.sums[labels] += seconds
 
-    def _begun(self, labels: Labels) -> list[int]:
+    def begun(self, labels: Labels) -> list[int]:
         counts = self.counts[labels] = [0] * (len(LATENCY_BUCKETS) + 1)
         self.sums[labels] = 0.0
         return counts
@@ -117,3 +117,25 @@ class Histogram:
                 buckets.append((bound, total) if example is None else (bound, total, example))
             family.add_metric(labels, buckets, self.sums[labels])
         return family
+
+
+class Tally:
+    """What always happens together. `counters`: to which one is added; `histograms`: those that are told the same time
+    together."""
+
+    def __init__(
+        self, counters: Sequence[tuple[Counter, Labels]], histograms: Sequence[Sequence[tuple[Histogram, Labels]]]
+    ) -> None:
+        self._counters = [(counter.values, labels) for counter, labels in counters]
+        self._histograms = histograms
+
+    def add(self, *times: float) -> None:
+        """`times`: seconds, one for each group of histograms."""
+        for values, labels in self._counters:
+            values[labels] = values.get(labels, 0.0) + 1.0
+        for group, seconds in zip(self._histograms, times, strict=True):
+            bucket = bisect_left(LATENCY_BUCKETS, seconds)
+            for histogram, labels in group:
+                counts = histogram.counts.get(labels) or histogram.begun(labels)
+                counts[bucket] += 1
+                histogram.sums[labels] += seconds

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import orjson
+
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import provenance_of
@@ -13,6 +15,7 @@ from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
 from gateway.observing.metrics import bucket_of
+from gateway.observing.relayed import Relayed
 from gateway.observing.repeated import NO_LABELS, STAGE, Repeated
 from gateway.observing.spans import root_of
 from gateway.observing.telemetry import Telemetry
@@ -95,6 +98,24 @@ class Observer:
             telemetry.backend_seconds_saved.add_to(what.route, entry.upstream_s)
         if self._access_log is not None and self._shares.keep(Verdict.EXACT, 200):
             self._access_log.add(what.line(request_id, seconds, wall))
+
+    @property
+    def traces(self) -> bool:
+        return self._tracing is not None
+
+    def relayed(self, what: Relayed, request_id: str, received: float, upstream_s: float) -> None:
+        """All that `begin`, `first_byte` and `over` leave of an answer that passed straight through, and its backend's
+        figures, where there are no traces. `received`: monotonic seconds."""
+        seconds = self._clock.monotonic() - received
+        what.tally.add(upstream_s, seconds, max(0.0, seconds - upstream_s))
+        logged = self._access_log if self._shares.all or self._shares.keep(Verdict.BYPASS, 200) else None
+        watched = self._decisions.watches
+        if logged is not None or watched:
+            line = what.line(request_id, seconds, upstream_s, self._clock.wall())
+            if logged is not None:
+                logged.add(line)
+            if watched:
+                self._decisions.tell(orjson.loads(line))
 
     def _hit_in_full(
         self,

@@ -72,11 +72,11 @@ def repeated_of(trace: Trace, dialect: Dialect, entry: Entry, lifetime: Lifetime
         (trace.route, dialect.name, Verdict.EXACT, "200"),
         (trace.route, Verdict.EXACT),
         (trace.route,),
-        _inner(before) + b",",
-        _inner(behind),
+        inner(before) + b",",
+        inner(behind),
     )
 
 
-def _inner(fields: Mapping[str, object]) -> bytes:
+def inner(fields: Mapping[str, object]) -> bytes:
     """Without its braces."""
     return orjson.dumps(fields)[1:-1]

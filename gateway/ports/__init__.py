@@ -12,6 +12,7 @@ from gateway.ports.answering import (
     Formed,
     Inspection,
     Outgoing,
+    Relayed,
     TextAnswer,
     Token,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "Opinion",
     "Outgoing",
     "PriorBands",
+    "Relayed",
     "RemovalStore",
     "ResponseStore",
     "StoreStats",

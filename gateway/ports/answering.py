@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.messages import Admission, Call, Closing, Event, Frame, Request, Response
 from gateway.precedence import Priority
@@ -110,6 +110,16 @@ class Outgoing:
     path: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
+
+
+class Relayed(NamedTuple):
+    """A call as it is sent on by a route that keeps nothing of it."""
+
+    body: dict[str, Any]
+    written: bytes  # `body` as it is sent
+    model: str  # as the client named it
+    prompt: int  # characters of `Call.prompt`
+    max_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,33 +23,33 @@ class Breaker:
 
     __slots__ = (
         "_cooldown_s",
-        "_failures",
         "_longest_s",
         "_opened_at",
         "_openings",
         "_probe_at",
         "_probing_since",
         "_threshold",
+        "failures",
     )
 
     def __init__(self, threshold: int, cooldown_s: float, longest_s: float | None = None) -> None:
         self._threshold = threshold
         self._cooldown_s = cooldown_s
         self._longest_s = cooldown_s if longest_s is None else longest_s
-        self._failures = 0
+        self.failures = 0  # in a row
         self._openings = 0
         self._opened_at = 0.0
         self._probe_at = 0.0
         self._probing_since: float | None = None
 
     def state(self, now: float) -> State:
-        if self._failures < self._threshold:
+        if self.failures < self._threshold:
             return State.CLOSED
         return State.HALF_OPEN if now >= self._probe_at else State.OPEN
 
     def ready(self, now: float) -> bool:
         """Whether `allow` would say yes."""
-        if self._failures < self._threshold:
+        if self.failures < self._threshold:
             return True
         state = self.state(now)
         if state is State.HALF_OPEN:
@@ -59,7 +59,7 @@ class Breaker:
     def allow(self, now: float) -> bool:
         """Whether a call may be made now. In the half-open state only one caller is let through, and another one if
         nothing has been heard of it for a whole cooldown (it may have been cancelled)."""
-        if self._failures < self._threshold:
+        if self.failures < self._threshold:
             return True
         if not self.ready(now):
             return False
@@ -69,33 +69,33 @@ class Breaker:
 
     def succeeded(self, asked_at: float | None = None) -> None:
         """`asked_at`: when the call was sent, where that is known. What was sent before the opening proves nothing."""
-        if asked_at is not None and self._failures >= self._threshold and asked_at < self._opened_at:
+        if asked_at is not None and self.failures >= self._threshold and asked_at < self._opened_at:
             return
-        self._failures = 0
+        self.failures = 0
         self._probing_since = None
 
     def failed(self, now: float, asked_at: float | None = None) -> None:
         """`asked_at` as above: what was on its way at the opening, and fails too, is no news."""
-        if self._failures >= self._threshold:
+        if self.failures >= self._threshold:
             if asked_at is not None and asked_at < self._opened_at:
                 return
-            self._failures += 1
+            self.failures += 1
         else:
-            self._failures += 1
-            if self._failures == self._threshold:
+            self.failures += 1
+            if self.failures == self._threshold:
                 self._open(now)
         self._probing_since = None
         self._probe_at = now + self._open_s
 
     def hint(self) -> None:
         """Another gateway's has opened: where this one meets a failure, too, it need not meet all of them."""
-        if self._failures < self._threshold:
-            self._failures = self._threshold - 1
+        if self.failures < self._threshold:
+            self.failures = self._threshold - 1
 
     def eject(self, now: float) -> None:
         """Opens it whatever the failures in a row."""
-        if self._failures < self._threshold:
-            self._failures = self._threshold
+        if self.failures < self._threshold:
+            self.failures = self._threshold
             self._open(now)
             self._probing_since = None
             self._probe_at = now + self._open_s

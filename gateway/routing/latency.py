@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.routing.sketch import Ratios
 from gateway.routing.trend import Trend
@@ -29,8 +30,7 @@ KINDS = 256  # of route and size that are told apart; beyond it the longest unus
 SMALLEST_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What is known of a call before it is sent."""
 
     stream: bool = False

@@ -52,6 +52,7 @@ class Limit:
         self._floor = min(FLOOR, ceiling)
         initial = max(INITIAL, ceiling * INITIAL_SHARE) if adaptive else ceiling
         self._limit = float(min(ceiling, initial))
+        self.value = int(self._limit)
         self._starting = True  # until there are signs of load
         self._signs = 0  # windows in a row that have one
         self._baselines: dict[Hashable, float] = {}  # kind -> log of seconds
@@ -59,10 +60,6 @@ class Limit:
         self._probing_from: tuple[float, float] | None = None  # likewise when a probe began
         self._until_probe = 1  # windows in which the limit is reached
         self._open(0.0)
-
-    @property
-    def value(self) -> int:
-        return int(self._limit)
 
     @property
     def starting(self) -> bool:
@@ -159,7 +156,8 @@ class Limit:
     def _end_probe(self, limit: float, was: float, slower: float) -> None:
         self._probing_from = None
         if slower > was + log(PROBE_HELPED):
-            self._limit, self._until_probe = limit, PROBE_EVERY
+            self._set(limit)
+            self._until_probe = PROBE_EVERY
         else:
             for kind, (n, total, _) in self._logs.items():
                 self._baselines[kind] = min(self._baselines[kind], total / n)
@@ -195,3 +193,4 @@ class Limit:
 
     def _set(self, limit: float) -> None:
         self._limit = min(float(self.ceiling), max(float(self._floor), limit))
+        self.value = int(self._limit)

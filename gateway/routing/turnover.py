@@ -48,10 +48,7 @@ class Turnover:
     def __init__(self) -> None:
         self._holds, self._gaps, self._wakes = Recent(), Recent(), Recent()
         self._last_turn = -inf
-
-    def held(self, seconds: float, now: float) -> None:
-        """A place came free that was held for so long."""
-        self._holds.add(seconds, now)
+        self.held = self._holds.add  # told of each place that comes free for how long it was held, and when
 
     def given(self, waiting_since: float, now: float) -> None:
         """Somebody has a turn; since then somebody has been waiting without a pause."""

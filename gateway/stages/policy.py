@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.backends.direct import Direct
 from gateway.cache.directives import parse_directives
 from gateway.cache.keys import keys_of, owner_of
 from gateway.messages import Call, Request, Response
@@ -23,10 +24,12 @@ LARGE = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """A route's stages for the calls that a dialect understands, and for all else."""
+    """A route's stages for the calls that a dialect understands, and for all else. `direct`: what they come to for
+    requests that need none of them; None: there are no such."""
 
     calls: Handler
     others: Handler
+    direct: Direct | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class ApplyPolicy:
         self._dialects = dialects
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        table, trace = self._table(), request.trace
+        trace = request.trace
+        table: RouteTable = self._table() if request.begun is None else request.begun.table
         body, call = b"", None
         for dialect in self._dialects:
             if dialect.claims(request.method, request.path):
@@ -102,4 +106,5 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
         priority=priority,
         patient=patient,
         peer=request.peer,
+        begun=request.begun,
     )

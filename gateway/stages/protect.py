@@ -28,7 +28,7 @@ class Protect:
         self._shape = shape
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        if self._inflight() > self._max_inflight:
+        if self._inflight() > self._max_inflight and request.begun is None:
             self._telemetry.shed.add(Shed.MAX_INFLIGHT)
             return self._refuse(
                 request, Overloaded("the gateway is at its limit of concurrent requests", retry_after_s=1)

@@ -96,7 +96,7 @@ async def test_both_ways_leave_the_same(shares: dict[str, float], watching: bool
         with it.decisions.watch() as watch:
             if not watching:
                 watch.end()
-                it.decisions._watches.clear()
+                it.decisions.watches.clear()
             for i, seconds in enumerate((0.0, 2.0**-13, 0.25, 3.0)):
                 way(it, entry, f"id-{i}", seconds)
             decisions = [{**each, "time": 0} for each in watch._waiting]

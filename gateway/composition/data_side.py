@@ -1,0 +1,37 @@
+"""Builds the data port with its fast paths. Used by `app` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ssl import SSLContext
+
+from gateway.composition.access_parts import Access
+from gateway.composition.chains import Parts
+from gateway.composition.hired import Hired, data_of
+from gateway.config import Config
+from gateway.data_port.front import Front
+from gateway.data_port.server import DataPort
+from gateway.data_port.service import Health
+from gateway.data_port.straight import Straight
+from gateway.observing.observer import Observer
+from gateway.stages.policy import RouteTable
+
+
+def data_port_of(
+    config: Config,
+    parts: Parts,
+    access: Access,
+    observer: Observer,
+    table: Callable[[], RouteTable],
+    health: Health,
+    *,
+    tls: SSLContext | None,
+    hired: Hired | None,
+    beside: Callable[[], int],
+) -> DataPort:
+    """`beside`: requests that are being answered at the gRPC port."""
+    front = Front(parts.store, table, observer, parts.clock, access.keyring.holds)
+    keyring = access.keyring if parts.keyed else None
+    others = None if config.server.grpc is None else beside
+    straight = Straight(table, observer, parts.telemetry, parts.clock, keyring, others)
+    return DataPort(config.server, parts.clock, health, front, straight, table, tls, data_of(hired))

@@ -1,0 +1,153 @@
+"""A request that was sent straight to its backend, from there to its answer: see `gateway.data_port.straight`."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp.helpers import rfc822_formatted_time
+
+from gateway.adapters.gate import Place
+from gateway.adapters.http_headers import MAX_NAMES, NOT_RETURNED, OURS_RETURNED, Passing
+from gateway.data_port.heads import Head
+from gateway.data_port.ways import Table, Way
+from gateway.http1.connection import Connection
+from gateway.messages import Begun
+from gateway.routing.latency import Asked
+from gateway.routing.waits import limits_in
+
+if TYPE_CHECKING:
+    from gateway.data_port.straight import Straight
+
+MAX_ANSWER = 64 * 1024  # of a body that is waited for; a longer one is relayed as it comes
+DROPPED, PASSES, LIMITS = 0, 1, 2
+
+
+class Client(Protocol):
+    """The connection that a request came on."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it goes on behind this answer."""
+
+    def relayed(self, answer: bytes) -> None:
+        """The whole answer: the next request may be taken."""
+
+    def handed_over(self, head: Head, body: bytes, begun: Begun) -> None:
+        """The stages are to go on with it."""
+
+
+class AnswerNames(dict[str, int]):
+    """What is done with a header of an answer, by its name as it is written; remembered, as by `Passing`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passing = Passing(NOT_RETURNED, prefix=OURS_RETURNED)
+
+    def __missing__(self, name: str) -> int:
+        if len(self) >= MAX_NAMES:
+            self.clear()
+        limits = bool(limits_in([(name, "")]))
+        does = self[name] = DROPPED if not self._passing[name] else LIMITS if limits else PASSES
+        return does
+
+
+class Underway:
+    """A request that was sent, from there to its answer. Whoever waits for it may `cancel` it, as a task."""
+
+    __slots__ = (
+        "_ahead", "_answer", "_asked", "_at", "_began", "_body", "_connection", "_due", "_head", "_id", "_place",
+        "_received", "_straight", "_table", "_to", "_way",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        straight: Straight,
+        connection: Connection,
+        to: Client,
+        table: Table,
+        way: Way,
+        head: Head,
+        body: bytes,
+        received: float,
+        asked: Asked | None,
+        sent: bytes,
+    ) -> None:
+        self._straight = straight
+        self._connection = connection
+        self._to = to
+        self._table = table
+        self._way = way
+        self._head = head
+        self._body = body
+        self._received = received
+        self._asked = asked
+        self._began = 0.0  # its answer, where the head came before the body
+        self._id = straight.ids.of(head.headers)
+        self._ahead = way.lane.sets_out(asked)
+        self._at = at = straight.clock.monotonic()
+        way.direct.pool.budget.asked(at)
+        self._due = due = straight.loop.time() + (way.upload_limit_s if body else way.limit_s)
+        self._answer = connection.send(way.request(head.traces, sent), due, self._heard)
+
+    def cancel(self) -> None:
+        """The client has left. The stages end it."""
+        self._answer.failed(CancelledError())
+        self._connection.abort()  # tells `_heard`
+
+    def _heard(self) -> None:
+        answer, way, to = self._answer, self._way, self._to
+        if answer.status != 200 or not answer.whole or not to.stays or not way.takes(answer.noted):
+            return self._otherwise()
+        straight, lane = self._straight, way.lane
+        now, at, names = straight.clock.monotonic(), self._at, straight.names
+        lines, limited = [], False
+        for name, value in answer.headers:
+            does = names[name]
+            if does:
+                lines.append(f"{name}: {value}\r\n")
+                limited = limited or does == LIMITS
+        text = "".join(lines)
+        if text.count("\n") != len(lines):
+            return self._hand_over()  # whoever builds the head refuses it
+        pieces, upstream_s = answer.pieces, now - at
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        fields = text.encode("utf-8", "surrogateescape")
+        data = way.answer(fields, self._id, upstream_s, rfc822_formatted_time(), body)
+        if limited:
+            lane.heed(way.tenant, 200, answer.headers, now)
+        lane.relayed(self._asked, way.pace, self._ahead, at, now)
+        way.gate.relayed(way.kind, at, self._began or now, now)
+        straight.observer.relayed(way.told, self._id, self._received, upstream_s)
+        straight.service.inflight -= 1
+        straight.relayed += 1
+        to.relayed(data)
+        return None
+
+    def _otherwise(self) -> None:
+        """Waits for the rest of a short answer that comes after its head, and leaves all else to the stages. What no
+        dialect knows goes on with its first piece."""
+        answer, way = self._answer, self._way
+        waits = way.kind is not None or not answer.unread
+        if waits and answer.status == 200 and not answer.whole and answer.error is None and way.takes(answer.noted):
+            length = answer.noted.get("content-length", "")
+            if length.isascii() and length.isdigit() and int(length) <= MAX_ANSWER:
+                self._began = self._began or self._straight.clock.monotonic()
+                limit_s = way.direct.backend.timeouts.idle if answer.unread else way.limit_s
+                self._connection.tell(self._straight.loop.time() + limit_s, self._heard)
+                return
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        way, place = self._way, Place(self._way.gate, self._at)
+        way.lane.handed_on(self._asked)
+        self._straight.service.inflight -= 1
+        answer, resumed = self._answer, partial(way.direct.client.resumed, self._answer)
+
+        def release() -> None:
+            place.leave()
+            answer.close()
+
+        begun = Begun(self._id, self._received, self._table, self._at, self._ahead, self._due, place, resumed, release)
+        self._to.handed_over(self._head, self._body, begun)

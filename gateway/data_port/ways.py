@@ -1,0 +1,195 @@
+"""Which requests go straight to their backend, found out once a head, and what is prepared of such a request and of its
+answer. Pure but for what it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from multidict import CIMultiDict
+
+from gateway.access.key_text import digest_of
+from gateway.access.permits import Permit
+from gateway.adapters.gate import Gate
+from gateway.adapters.http_exchange import is_event_stream
+from gateway.backends.direct import Direct
+from gateway.backends.lane import Lane
+from gateway.cache.directives import parse_directives
+from gateway.credentials import key_of, tenant_of
+from gateway.data_port.heads import TRACING, Head
+from gateway.data_port.wire import fields_of, status_line
+from gateway.dialects.known import dialect_of, understands
+from gateway.dialects.openai import OPERATIONS, OpenAI
+from gateway.errors import BadRequest
+from gateway.http1.heads import BODILESS
+from gateway.http1.pool import Pool as Connections
+from gateway.jobs.submission import OWN, wants_async
+from gateway.messages import Bypass, Provenance, Verdict
+from gateway.observing.relayed import UPSTREAM, Relayed
+from gateway.observing.telemetry import Telemetry
+from gateway.observing.trace import Trace
+from gateway.policy.model import Policy
+from gateway.ports import Clock
+from gateway.response_headers import explaining
+from gateway.routing.balance import PeakEwma
+from gateway.routing.budget import HEADERS as BUDGETS
+
+JSON = "application/json"
+METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
+MODELS = "/v1/models"  # may be put together from several backends'
+UNDECIDED = TRACING | {"connection", "content-length"}  # not in `Head.decisive`
+
+
+class Table(Protocol):
+    """`gateway.stages.policy.RouteTable`."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def chains(self) -> Mapping[str, Any]: ...
+
+
+class Way(NamedTuple):
+    """Where requests with one head, for one model, go, and what of them and of their answers is always the same."""
+
+    direct: Direct
+    lane: Lane
+    gate: Gate
+    connections: Connections
+    route: str
+    tenant: str
+    kind: tuple[str, bool] | None  # of calls that take alike; None: no dialect knows them
+    pace: PeakEwma | None
+    learns: bool  # what one took tells of others
+    model: str | None  # instead of the client's
+    before: bytes  # of the request's head
+    after: bytes
+    bodiless: bool  # a request without a body says no length
+    limit_s: float  # how long its answer may take to begin
+    upload_limit_s: float  # likewise, with a body
+    told: Relayed
+    start: bytes  # of the answer's head
+    behind_id: bytes
+    exposes: bool
+
+    def takes(self, noted: Mapping[str, str]) -> bool:
+        """Whether an answer whose head says so, and that is here, may go on as it is."""
+        kind, connection = noted.get("content-type"), noted.get("connection")
+        if connection is not None and connection.lower() not in ("keep-alive", "close"):
+            return False  # it may name headers that end here
+        return self.kind is None or kind == JSON or not is_event_stream(noted)
+
+    def request(self, traces: bytes, body: bytes) -> bytes:
+        if not body and self.bodiless:
+            return self.before + traces + self.after + b"\r\n"
+        return b"%b%b%bContent-Length: %d\r\n\r\n%b" % (self.before, traces, self.after, len(body), body)
+
+    def answer(self, fields: bytes, request_id: str, upstream_s: float, date: str, body: bytes) -> bytes:
+        """What `answer_headers` and `head_of` make of it. `fields`: of the backend. An id has no line break."""
+        tenths = int(1e4 * upstream_s + 0.5)
+        timing = b"%d.%d\r\n" % (tenths // 10, tenths % 10) if self.exposes else b""
+        return b"%b%bx-request-id: %b%b%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (
+            self.start, fields, request_id.encode(), self.behind_id, timing, len(body), date.encode(), body,
+        )  # fmt: skip
+
+
+class Plan:
+    """What a head comes to under one policy. `digest`: of the key that it shows, where the gateway asks for it;
+    `dialect` None: none knows it, and there is one way for all of them."""
+
+    __slots__ = ("dialect", "digest", "passing", "permit", "table", "tenant", "ways")
+    passing: Way
+
+    def __init__(self, table: Table, dialect: OpenAI | None, tenant: str, digest: str, permit: Permit | None) -> None:
+        self.table = table
+        self.dialect = dialect
+        self.tenant = tenant
+        self.digest = digest
+        self.permit = permit
+        self.ways: dict[bytes, Way | None] = {}  # by model
+
+    def through(self, way: Way) -> Plan:
+        """Where no dialect knows it."""
+        self.passing = way
+        return self
+
+
+def digest_in(head: Head) -> str:
+    """Of the key that it shows; empty: it shows none."""
+    text = key_of(head.headers)
+    return "" if text is None else digest_of(text)
+
+
+def plan_of(head: Head, table: Table, digest: str, permit: Permit | None) -> Plan | None:
+    """None where something is to be decided that only the stages do. `permit` None: backends judge the credentials."""
+    headers = head.headers
+    if permit is not None and (permit.models or permit.limits):
+        return None
+    if any(name in UNDECIDED for route in table.policy.routes for name, _ in route.match.headers):
+        return None
+    if "x-priority" in headers or any(name in headers for name in BUDGETS) or wants_async(headers):
+        return None
+    if parse_directives(headers.get("cache-control")).only_if_cached:
+        return None
+    dialect = dialect_of(head.method, head.path)
+    if dialect is None:
+        if head.method not in METHODS or OWN.fullmatch(head.path) or (head.path + "/").startswith(MODELS + "/"):
+            return None
+    elif not isinstance(dialect, OpenAI):
+        return None
+    tenant = tenant_of(headers) if permit is None else permit.tenant
+    return Plan(table, dialect, tenant, digest, permit)
+
+
+def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Clock) -> Way | None:
+    """None where the stages are to be asked. `model`: as the client named it; empty where no dialect knows the
+    request."""
+    route = plan.table.policy.match(head.path, model, plan.tenant, head.headers)
+    direct: Direct | None = plan.table.chains[route.name].direct
+    read_here = plan.dialect is not None
+    if direct is None or (read_here and not direct.calls):
+        return None
+    backend, lane = direct.backend, direct.lane
+    if plan.dialect is not None and not understands(backend.speaks, plan.dialect):
+        return None
+    plain = CIMultiDict((name, value) for name, value in head.headers.items() if name.lower() not in UNDECIDED)
+    try:
+        before, after = backend.head(head.method, head.path, head.query, plain, read_here=read_here)
+    except (BadRequest, ValueError):  # the stages say so
+        return None
+    name, reason = direct.pool.name, Bypass.POLICY if read_here else Bypass.PASS_THROUGH
+    trace = Trace(clock)
+    trace.route = route.name
+    explained = fields_of(explaining(Provenance(Verdict.BYPASS, reason, backend=name), trace))
+    explained += f"Server-Timing: {UPSTREAM};dur=".encode()
+    kind = (OPERATIONS[head.path], False) if plan.dialect is not None else None
+    return Way(
+        direct=direct,
+        lane=lane,
+        gate=backend.gate,
+        connections=direct.client.client.pool,
+        route=route.name,
+        tenant=plan.tenant,
+        kind=kind,
+        pace=None if kind is None else lane.pace_of_kind(kind),
+        learns=kind is not None and kind[0] != "embeddings",
+        model=backend.model_for(model) if read_here else None,
+        before=before,
+        after=after,
+        bodiless=head.method in BODILESS,
+        limit_s=backend.first_byte_s(uploads=False),
+        upload_limit_s=backend.first_byte_s(uploads=kind is None),
+        told=Relayed(
+            telemetry,
+            route=route.name,
+            dialect="" if plan.dialect is None else plan.dialect.name,
+            backend=name,
+            tenant=plan.tenant,
+            method=head.method,
+            path=head.path,
+        ),
+        start=status_line(200),
+        behind_id=b"\r\nServer: nearhit\r\n" + (explained if direct.exposes else b""),
+        exposes=direct.exposes,
+    )
