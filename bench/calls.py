@@ -26,9 +26,9 @@ from bench.asked import CONFIG, POLICY, body, other_case, unheard
 from bench.counted import OPTION
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import request_bytes, run
-from bench.protocols import QUESTION
+from bench.protocols import EVENTS, QUESTION
 
-REQUESTS, ROUNDS = 30, 3
+REQUESTS, STREAMS, ROUNDS = 30, 4, 3
 PATIENCE_S = 30.0
 CHAT = "/v1/chat/completions"
 OURS = str(Path(gateway.__file__).parent)
@@ -36,20 +36,26 @@ OURS = str(Path(gateway.__file__).parent)
 
 @dataclass(frozen=True)
 class Way:
-    """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request."""
+    """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request. A
+    `live` stream takes as long as its events do: fewer are asked for."""
 
     expect: str
     model: str = "bench"
     path: str = CHAT
     question: Callable[[random.Random], str] = lambda _: QUESTION
     new_bytes: bool = False  # each request in bytes that were never seen
+    live: bool = False
+
+    @property
+    def count(self) -> int:
+        return STREAMS if self.live else REQUESTS
 
     def requests(self, draw: random.Random) -> list[bytes]:
-        return [request_bytes(self._body(draw), self.path) for _ in range(REQUESTS)]
+        return [request_bytes(self._body(draw), self.path) for _ in range(self.count)]
 
     def _body(self, draw: random.Random) -> bytes:
         fields = {"metadata": {"n": draw.getrandbits(60)}} if self.new_bytes else {}
-        return body(self.question(draw), self.model, **fields)
+        return body(self.question(draw), self.model, **fields, **({"stream": True} if self.live else {}))
 
 
 WAYS: Mapping[str, Way] = {
@@ -59,6 +65,7 @@ WAYS: Mapping[str, Way] = {
     "exact hit on the stages' path": Way("detail=exact", new_bytes=True),
     "semantic hit (hash)": Way("detail=semantic", question=other_case),
     "chat miss, stored in both caches": Way("stored", question=unheard),
+    f"live stream, {EVENTS} events": Way("detail=policy", model="uncached", live=True),
 }
 
 
@@ -105,7 +112,7 @@ async def _counted(it: Running, counts: Path, way: Way, draw: random.Random) -> 
             functions[file, function, line] += calls
         rounds.append(functions)
     least = {key: min(functions[key] for functions in rounds) for key in rounds[0]}
-    return Calls({key: each for key, calls in least.items() if (each := round(calls / REQUESTS))})
+    return Calls({key: each for key, calls in least.items() if (each := round(calls / way.count))})
 
 
 async def _told(it: Running, counts: Path, number: int) -> str:

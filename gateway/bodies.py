@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gateway.messages import Body, ByteStream, Closing, EventStream, Frame, Response, Tunnel, Whole
+from gateway.messages import Body, ByteStream, Closing, EventStream, Frame, Tunnel
 
 if TYPE_CHECKING:
     from gateway.ports import Duplex
@@ -94,19 +93,6 @@ async def close_body(body: Body) -> None:
         await close_stream(body.chunks)
     elif isinstance(body, Tunnel):
         await body.upstream.close(GONE)
-
-
-def with_end(response: Response, over: Callable[[], None]) -> Response:
-    """Calls `over` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
-    body = response.body
-    if isinstance(body, Tunnel):  # of status 101
-        return replace(response, body=Tunnel(Ending(body.upstream, over)))
-    if isinstance(body, Whole) or response.status >= 400:
-        over()
-        return response
-    if isinstance(body, EventStream):
-        return replace(response, body=EventStream(Guarded(body.events, over)))
-    return replace(response, body=ByteStream(Guarded(body.chunks, over)))
 
 
 async def drain(body: Body) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from gateway.adapters.gate import Place
 from gateway.adapters.http_client import HttpAnswer
 from gateway.adapters.http_headers import Passing
 from gateway.adapters.sse import SSEParser
-from gateway.bodies import Guarded
 from gateway.config.backends import Timeouts
 from gateway.errors import BackendError, StreamBroken
+from gateway.flow import Flow, Tap
+from gateway.http1.answer import Answer
 from gateway.http1.errors import ExchangeFailed, TimedOut
-from gateway.messages import ByteStream, Event, EventStream, Response, Whole
+from gateway.messages import ByteStream, EventStream, Response, Whole
 
+T = TypeVar("T")
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 
 
@@ -37,10 +40,11 @@ class Exchange:
         if not parse:
             return Response(answer.status, headers + _length(noted), self._opaque(first))
         if is_event_stream(noted) and answer.status == 200:
-            return Response(answer.status, headers, EventStream(Guarded(self._events(first), self.close)))
+            parser = SSEParser()
+            return Response(answer.status, headers, EventStream(self._flow(first, parser.feed, parser.close)))
         data, complete = (first, True) if answer.at_end else await self._collect(first)
         if not complete:
-            return Response(answer.status, headers, ByteStream(Guarded(self._bytes(data), self.close)))
+            return Response(answer.status, headers, self._bytes(data))
         self.close()
         return Response(answer.status, headers, Whole(data))
 
@@ -57,14 +61,14 @@ class Exchange:
         if self._answer.at_end:
             self.close()
             return Whole(first)
-        return ByteStream(Guarded(self._bytes(first), self.close))
+        return self._bytes(first)
 
     async def _collect(self, first: bytes) -> tuple[bytes, bool]:
         """-> (what came, whether it is all): up to `MAX_WHOLE_BYTES`. Nothing has gone to the client yet."""
         pieces, size = [first], len(first)
         try:
             while size <= MAX_WHOLE_BYTES:
-                piece = await self._read()
+                piece = await self.read()
                 if not piece:
                     return b"".join(pieces), True
                 pieces.append(piece)
@@ -73,39 +77,101 @@ class Exchange:
             raise BackendError(str(error)) from None
         return b"".join(pieces), False
 
-    async def _events(self, first: bytes) -> AsyncGenerator[Event, None]:
-        parser = SSEParser()
-        for event in parser.feed(first):
-            yield event
-        while chunk := await self._read():
-            for event in parser.feed(chunk):
-                yield event
-        for event in parser.close():
-            yield event
+    def _bytes(self, first: bytes) -> ByteStream:
+        return ByteStream(self._flow(first, lambda piece: (piece,), tuple))
 
-    async def _bytes(self, first: bytes) -> AsyncGenerator[bytes, None]:
-        if first:
-            yield first
-        while chunk := await self._read():
-            yield chunk
+    def _flow(self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]) -> Flow[T]:
+        answer = self._answer
+        if isinstance(answer, Answer):
+            return Flow(_Telling(self, first, feed, close, answer), Tap(closed=self.close))
+        return Flow(_Body(self, first, feed, close), Tap(closed=self.close))
 
-    async def _read(self) -> bytes:
+    async def read(self) -> bytes:
         """The next piece; empty at the end. Raises `StreamBroken`."""
         if self._answer.at_end:
             return b""
-        until = min(self._loop.time() + self._timeouts.idle, self._deadline)
         try:
-            return await self._answer.read(until)
-        except TimedOut:
-            what = "exceeded its total time" if until == self._deadline else "fell silent"
-            raise StreamBroken(f"backend '{self._name}' {what}") from None
+            return await self._answer.read(min(self._loop.time() + self._timeouts.idle, self._deadline))
         except ExchangeFailed as error:
-            raise StreamBroken(f"backend '{self._name}' broke off ({error})") from None
+            raise self.broken(error) from None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """For how many seconds it may be silent, and when it has to be over, by the event loop's time."""
+        return self._timeouts.idle, self._deadline
+
+    def broken(self, error: ExchangeFailed) -> StreamBroken:
+        if not isinstance(error, TimedOut):
+            return StreamBroken(f"backend '{self._name}' broke off ({error})")
+        what = "exceeded its total time" if self._loop.time() >= self._deadline else "fell silent"
+        return StreamBroken(f"backend '{self._name}' {what}")
 
     def close(self) -> None:
         """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
         self._answer.close()
         self._place.leave()
+
+
+class _Body(Generic[T]):
+    """The rest of a body as a source: what `feed` makes of each piece, and `close` of the end. Implements `Source`."""
+
+    tells = False
+
+    def __init__(
+        self, exchange: Exchange, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
+    ) -> None:
+        self._exchange = exchange
+        self._piece: bytes | None = first or None  # that has come
+        self._feed = feed
+        self._close: Callable[[], Sequence[T]] | None = close
+
+    def take(self) -> Sequence[T] | None:
+        while (piece := self._next()) is not None:
+            if not piece:
+                close, self._close = self._close, None
+                return () if close is None else close()
+            items = self._feed(piece)
+            if items:
+                return items
+        return None
+
+    def _next(self) -> bytes | None:
+        piece, self._piece = self._piece, None
+        return piece
+
+    async def wait(self) -> None:
+        self._piece = await self._exchange.read()
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        raise NotImplementedError
+
+
+class _Telling(_Body[T]):
+    """Of an answer that tells when something has come."""
+
+    tells = True
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        first: bytes,
+        feed: Callable[[bytes], Sequence[T]],
+        close: Callable[[], Sequence[T]],
+        answer: Answer,
+    ) -> None:
+        super().__init__(exchange, first, feed, close)
+        self._answer = answer
+
+    def _next(self) -> bytes | None:
+        if self._piece is not None:
+            return super()._next()
+        try:
+            return self._answer.poll()
+        except ExchangeFailed as error:
+            raise self._exchange.broken(error) from None
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        self._answer.tell(wake, *self._exchange.limits)
 
 
 def is_event_stream(noted: Mapping[str, str]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from gateway.errors import StreamBroken
 from gateway.messages import Event
+from gateway.messages.answers import LF
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event is some hundred kB
+CR = 13  # a number, as `LF` is
 
 
 class SSEParser:
@@ -16,8 +18,10 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes. Raises `StreamBroken` when one exceeds `MAX_EVENT_BYTES`."""
+        if not self._rest and _alone(chunk):
+            return [Event(chunk[6:-2])]
         buffer = self._rest + chunk if self._rest else chunk
-        if b"\r" in buffer:
+        if CR in buffer:
             # A CR at the very end may be half of a CRLF: it waits for the next chunk.
             tail = b"\r" if buffer.endswith(b"\r") else b""
             buffer = buffer[: len(buffer) - len(tail)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
@@ -34,8 +38,13 @@ class SSEParser:
         return [event] if event else []
 
 
+def _alone(chunk: bytes) -> bool:
+    """Whether it is one event of one line: most servers write each by itself."""
+    return chunk[:6] == b"data: " and chunk.find(LF) == len(chunk) - 2 and chunk[-1] == LF and CR not in chunk
+
+
 def _event(block: bytes) -> Event | None:
-    if block.startswith(b"data: ") and b"\n" not in block:  # almost every event there is
+    if block.startswith(b"data: ") and LF not in block:  # almost every event there is
         return Event(block[6:])
     data: list[bytes] = []
     name: str | None = None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 
 from gateway.backends.noted import noted, outcome_of
 from gateway.backends.outcomes import failed
-from gateway.bodies import Guarded, with_end
 from gateway.errors import BackendError, GivenUp, ModelDown, StreamBroken
+from gateway.flow import Tap, tapped, with_end
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.traced import UpstreamCall
@@ -212,8 +212,7 @@ class Lane:
             self._over(request, sent)
             return response
         if isinstance(body, EventStream):
-            timed = Guarded(self._timed(body, sent, now), source=body.events)
-            response = replace(response, body=EventStream(timed))
+            response = replace(response, body=EventStream(tapped(body.events, self._timing(sent, now))))
         else:
             sent.told = True
         return with_end(response, partial(self._over, request, sent))
@@ -235,20 +234,26 @@ class Lane:
         if before is State.CLOSED and self.breaker.state(now) is not State.CLOSED:
             self.opened()
 
-    async def _timed(self, body: EventStream, sent: _Sent, first: float) -> AsyncGenerator[Event, None]:
-        pieces = 0
-        try:
-            async for event in body.events:
-                pieces += 1
-                if sent.noted is not None:
-                    sent.noted.saw(event.data)
-                yield event
-        except StreamBroken as error:
+    def _timing(self, sent: _Sent, first: float) -> Tap[Event]:
+        pieces, noted = 0, sent.noted
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal pieces
+            pieces += len(events)
+            if noted is not None:
+                for event in events:
+                    noted.saw(event.data)
+            return events
+
+        def ended() -> None:
+            self._complete(sent, first, self._clock.monotonic(), pieces=pieces, ok=True)
+
+        def broke(error: StreamBroken) -> None:
             sent.told = True  # that says nothing of how long it would have taken
-            if sent.noted is not None:
-                sent.noted.error = outcome_of(error)
-            raise
-        self._complete(sent, first, self._clock.monotonic(), pieces=pieces, ok=True)
+            if noted is not None:
+                noted.error = outcome_of(error)
+
+        return Tap(saw, ended, broke)
 
     def _complete(self, sent: _Sent, first: float, now: float, *, pieces: int, ok: bool) -> None:
         """`pieces`: events of a stream; models send a token in each, or nearly."""

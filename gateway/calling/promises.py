@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.bodies import Guarded
+from gateway.flow import Tap, tapped
 from gateway.messages import Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Route
@@ -70,16 +70,21 @@ class Promise:
         elif isinstance(body, Whole):
             self._told(self._in_time(now, now, 0), as_chosen)
         elif isinstance(body, EventStream):
-            events = Guarded(self._counted(body, now, as_chosen), self._given_up, source=body.events)
-            return replace(response, body=EventStream(events))
+            return replace(response, body=EventStream(tapped(body.events, self._counting(now, as_chosen))))
         return response
 
-    async def _counted(self, body: EventStream, first: float, as_chosen: bool) -> AsyncGenerator[Event, None]:
+    def _counting(self, first: float, as_chosen: bool) -> Tap[Event]:
         pieces = 0
-        async for event in body.events:
-            pieces += 1
-            yield event
-        self._told(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal pieces
+            pieces += len(events)
+            return events
+
+        def ended() -> None:
+            self._told(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
+
+        return Tap(saw, ended, closed=self._given_up)
 
     def _in_time(self, first: float, end: float, pieces: int) -> bool:
         due = self._request

@@ -4,15 +4,15 @@ have said is seen before anybody is served it. Nobody is billed for it, and noth
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backends.pool import Pool
-from gateway.bodies import Guarded
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.price import Price
 from gateway.errors import BackendFull, Refused, StreamBroken
+from gateway.flow import Tap, tapped
 from gateway.held import held
 from gateway.messages import Call, Event, EventStream, Request, Response, Whole
 from gateway.observing.telemetry import Telemetry
@@ -70,23 +70,29 @@ class Shadows:
         if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:
             self._begin(copy, (body.data,), streamed=False)
         elif isinstance(body, EventStream):
-            events = Guarded(self._copied(copy, body), source=body.events)
-            return replace(response, body=EventStream(events))
+            return replace(response, body=EventStream(tapped(body.events, self._copying(copy))))
         return response
 
     async def close(self) -> None:
         await self._calls.close()
 
-    async def _copied(self, copy: _Copy, body: EventStream) -> AsyncGenerator[Event, None]:
+    def _copying(self, copy: _Copy) -> Tap[Event]:
         payload: list[bytes] = []
         size = 0
-        async for event in body.events:
-            size += len(event.data)
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal size
+            for event in events:
+                size += len(event.data)
+                if size <= MAX_BYTES:
+                    payload.append(event.data)
+            return events
+
+        def ended() -> None:  # a client that leaves before has no copy
             if size <= MAX_BYTES:
-                payload.append(event.data)
-            yield event
-        if size <= MAX_BYTES:  # a client that leaves before has no copy
-            self._begin(copy, tuple(payload), streamed=True)
+                self._begin(copy, tuple(payload), streamed=True)
+
+        return Tap(saw, ended)
 
     def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
         request, call, rule = copy.request, copy.call, copy.rule

@@ -20,9 +20,10 @@ from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.refusals import refused
-from gateway.data_port.service import at_hand, pieces_of
+from gateway.data_port.relaying import relayed
+from gateway.data_port.service import at_hand
 from gateway.data_port.underway import Underway
-from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, chunk_of, stream_head, whole_answer
+from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, stream_head, whole_answer
 from gateway.errors import StreamBroken
 from gateway.messages import Begun, Request, Response, Tunnel, Whole
 from gateway.response_headers import answer_headers
@@ -296,10 +297,7 @@ class PlainConnection(asyncio.Protocol):
             if bodiless(request.method, status):
                 await drain(body)
                 return goes_on
-            async for piece in pieces_of(body):
-                out.write(chunk_of(piece) if chunked else piece)
-                if not out.writable:
-                    await out.taken()
+            await relayed(body, out, chunked=chunked)
             if chunked:
                 out.write(LAST_CHUNK)
             await out.taken()

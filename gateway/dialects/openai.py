@@ -91,8 +91,8 @@ class OpenAI(Conversational):
         options = call.body.get("stream_options")
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
 
-    def shown_among(self, call: Call, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        return tuple([event for event in events if b'"usage"' not in event.data or self.shown(call, event)])
+    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+        return tuple([event for event in events if event.data.find(b'"usage"') < 0 or self.shown(call, event)])
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)

@@ -34,7 +34,7 @@ class Conversational(ABC):
     def shown(self, call: Call, event: Event) -> bool:
         return True
 
-    def shown_among(self, call: Call, events: tuple[Event, ...]) -> tuple[Event, ...]:
+    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         return events
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.bodies import Guarded, close_body
+from gateway.bodies import close_body
 from gateway.errors import BackendError, Refused, StreamBroken
+from gateway.flow import Flow, Tap, flow_of, pour, told
 from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
 # than its slowest reader takes it.
 MAX_BUFFER_BYTES = 8 * 1024 * 1024
+# What a reader takes at once where much is there: this many items, and this part of the buffer (64 kB). Then it is seen
+# whether its client keeps up.
+MAX_BATCH, BATCH_PART = 64, 128
 # A reader that takes nothing for so long while others wait for it is cut off.
 MAX_STALL_S = 20.0
 
@@ -32,11 +36,11 @@ class Flight:
         self._items: list[Any] = []
         self._trimmed = 0  # how many items are no longer held
         self._size = 0
-        self._positions: dict[object, int] = {}  # reader -> number of the item it takes next
+        self._positions: dict[_Reader, int] = {}  # reader -> number of the item it takes next
         self._over = False
         self._failure: Exception | None = None  # of the call, where there was no answer
         self._error: Exception | None = None  # which its readers meet at the end
-        self._changed: asyncio.Event | None = None  # where readers wait for what comes next
+        self._wakes: dict[_Reader, Callable[[], None]] = {}  # of readers that are to be told of what comes next
         self._taken: asyncio.Event | None = None  # where the flight waits for room
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
@@ -52,7 +56,7 @@ class Flight:
         """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
         if self._failure is not None:
             raise self._failure
-        reader, head = object(), self._head
+        reader, head = _Reader(self), self._head
         self._positions[reader] = 0
         if head is None:
             waiting: asyncio.Future[Response] = self._loop.create_future()
@@ -65,10 +69,10 @@ class Flight:
         if isinstance(head.body, Whole):
             self._leave(reader)
             return head
-        items = Guarded(self._read(reader), lambda: self._leave(reader))
+        items: Flow[Any] = Flow(reader, Tap(closed=lambda: self._leave(reader)))
         return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
 
-    def _leave(self, reader: object) -> None:
+    def _leave(self, reader: _Reader) -> None:
         self._positions.pop(reader, None)
         self._take()
         if not self._positions and not self._over:
@@ -76,24 +80,29 @@ class Flight:
 
     # The reader's side
 
-    async def _read(self, reader: object) -> AsyncGenerator[Any, None]:
-        while True:
-            position = self._positions.get(reader)
-            if position is None:
-                raise StreamBroken("the client read too slowly while others waited for the same answer")
-            if position < self._trimmed + len(self._items):
-                self._positions[reader] = position + 1
-                item = self._items[position - self._trimmed]
-                self._take()
-                yield item
-            elif self._error is not None:
-                raise self._error
-            elif self._over:
-                return
-            else:
-                if self._changed is None:
-                    self._changed = asyncio.Event()
-                await self._changed.wait()
+    def next_of(self, reader: _Reader) -> Sequence[Any] | None:
+        """See `Source.take`."""
+        position = self._positions.get(reader)
+        if position is None:
+            raise StreamBroken("the client read too slowly while others waited for the same answer")
+        at = position - self._trimmed
+        items = self._items[at : at + MAX_BATCH]
+        if items:
+            if len(items) > 1:
+                del items[_up_to(MAX_BUFFER_BYTES // BATCH_PART, items) :]
+            self._positions[reader] = position + len(items)
+            self._take()
+            return items
+        if self._error is not None:
+            raise self._error
+        return () if self._over else None
+
+    def tell(self, reader: _Reader, wake: Callable[[], None] | None) -> None:
+        """See `Source.tell`."""
+        if wake is None:
+            self._wakes.pop(reader, None)
+        else:
+            self._wakes[reader] = wake
 
     def _take(self) -> None:
         if self._taken is not None:
@@ -121,14 +130,18 @@ class Flight:
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
         assert not isinstance(body, Tunnel)  # no dialect's call becomes one
         try:
-            async for item in body.events if isinstance(body, EventStream) else body.chunks:
-                self._items.append(item)
-                self._size += _size(item)
-                self._wake()
-                if self._size > MAX_BUFFER_BYTES:
-                    await self._make_room()
+            flow: Flow[Any] = flow_of(body.events) if isinstance(body, EventStream) else flow_of(body.chunks)
+            await pour(flow, self._came, self._make_room)
         finally:
             await close_body(body)
+
+    def _came(self, items: Sequence[Any]) -> bool:
+        """Whether there is room for more."""
+        self._items += items
+        for item in items:
+            self._size += _size(item)
+        self._wake()
+        return self._size <= MAX_BUFFER_BYTES
 
     def _fail(self, error: Exception) -> None:
         if self._head is None:
@@ -145,9 +158,8 @@ class Flight:
         )
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
+        for wake in tuple(self._wakes.values()):
+            wake()
 
     async def _make_room(self) -> None:
         while self._size > MAX_BUFFER_BYTES:
@@ -175,6 +187,34 @@ class Flight:
         if len(self._positions) > 1:
             self._positions.pop(min(self._positions, key=self._positions.__getitem__))
             self._wake()
+
+
+class _Reader:
+    """Implements `Source`."""
+
+    __slots__ = ("_flight",)
+    tells = True
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    def take(self) -> Sequence[Any] | None:
+        return self._flight.next_of(self)
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        self._flight.tell(self, wake)
+
+    async def wait(self) -> None:
+        await told(self)
+
+
+def _up_to(size: int, items: Sequence[Any]) -> int:
+    """How many of them have `size` bytes together, or all."""
+    for count, item in enumerate(items, 1):
+        size -= _size(item)
+        if size <= 0:
+            return count
+    return len(items)
 
 
 def _size(item: Event | bytes) -> int:

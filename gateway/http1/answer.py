@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,14 +33,24 @@ class Answer:
     async def read(self, due: float) -> bytes:
         """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
         loop. Raises `ExchangeFailed`."""
-        while not self.pieces:
-            if self.whole:
-                return b""
-            if self.error is not None:
-                raise self.error
+        while (data := self.poll()) is None:
             assert self._connection is not None
             await self._connection.wait(due)
-        return self.take()
+        return data
+
+    def poll(self) -> bytes | None:
+        """What has come since the last time; None: nothing yet; empty: the end. Raises `ExchangeFailed`."""
+        if self.pieces:
+            return self.take()
+        if self.error is not None and not self.whole:
+            raise self.error
+        return b"" if self.whole else None
+
+    def tell(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
+        """Once `poll` had nothing: calls `wake` each time when it may have something, within the callback that brought
+        it, until told otherwise. Where nothing comes for `silence_s`, or until `due`, the exchange fails."""
+        if self._connection is not None:
+            self._connection.follow(wake, silence_s, due)
 
     def take(self) -> bytes:
         """What of the body is here."""

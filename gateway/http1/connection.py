@@ -48,6 +48,9 @@ class Connection(asyncio.Protocol):
         self._upload: Upload | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._told: Callable[[], None] | None = None  # instead of a waiter
+        self._wakes: Callable[[], None] | None = None
+        self._silence_s = self._due = self._heard_at = 0.0  # see `follow`; a time of the event loop
+        self._acknowledges = False  # until the next request is sent
         self.paused = False  # reading: too much of the body is unread
         self._keep = True  # no: nothing may follow this exchange
         self.served = 0  # exchanges that were begun
@@ -67,6 +70,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer = Answer(self)
         self._parser.begin(answer, headless=headless)
         self.served += 1
+        self._acknowledges = False
         if not isinstance(body, bytes):
             self._transport.write(head)
             self._upload = Upload(self._transport, body, length, self._upload_failed)
@@ -92,6 +96,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer = Answer(self)
         self._parser.begin(answer, headless=False)
         self.served += 1
+        self._acknowledges = False
         self._told = told
         self._alarm.set(due)
         self._transport.write(request)
@@ -99,15 +104,15 @@ class Connection(asyncio.Protocol):
 
     def tell(self, due: float, told: Callable[[], None]) -> None:
         """As `wait`, for who sent by `send`."""
-        if self._parser.heard and self._socket is not None:
-            self._acknowledge(self._socket)
+        if self._parser.heard and not self._acknowledges:
+            self._acknowledge()
         self._told = told
         self._alarm.set(due)
 
     async def wait(self, due: float) -> None:
         """Until something has come of the exchange, its failure included."""
-        if self._parser.heard and self._socket is not None:
-            self._acknowledge(self._socket)
+        if self._parser.heard and not self._acknowledges:
+            self._acknowledge()
         waiter = self._waiter = self._loop.create_future()
         self._alarm.set(due)
         try:
@@ -115,6 +120,15 @@ class Connection(asyncio.Protocol):
         finally:
             if self._waiter is waiter:  # or the connection is another's by now
                 self._waiter = None
+
+    def follow(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
+        """See `Answer.tell`."""
+        self._wakes, self._silence_s, self._due = wake, silence_s, due
+        if wake is not None:
+            if not self._acknowledges:
+                self._acknowledge()
+            self._heard_at = self._loop.time()
+            self._alarm.set(min(self._heard_at + silence_s, due))
 
     def taken(self) -> None:
         """What had come of the body was read."""
@@ -168,7 +182,11 @@ class Connection(asyncio.Protocol):
         elif answer.unread > MAX_UNREAD_BYTES and not self.paused and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
-        if answer.status and (parser.ended or answer.unread > before or before == 0):
+        if self._wakes is not None and not parser.ended:
+            if answer.unread > before:
+                self._heard_at = self._loop.time()
+                self._wakes()
+        elif answer.status and (parser.ended or answer.unread > before or before == 0):
             self._wake()
 
     def pause_writing(self) -> None:
@@ -234,19 +252,27 @@ class Connection(asyncio.Protocol):
             self.close()  # it lay idle for long enough
         elif self._waiter is not None or self._told is not None:
             self._fail(TimedOut("nothing came in time"))
+        elif self._wakes is not None:
+            due = min(self._heard_at + self._silence_s, self._due)
+            if self._loop.time() < due:
+                self._alarm.set(due)
+            else:
+                self._fail(TimedOut("nothing came in time"))
 
     def _wake(self) -> None:
         """The last thing that is done of what happened: who is told may send the next request."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        told, self._told = self._told, None
+        told, self._told, self._wakes = self._told or self._wakes, None, None
         if told is not None:
             told()
 
-    def _acknowledge(self, opened: socket.socket) -> None:
-        """Before each wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one when
-        the last is acknowledged, and the kernel delays that on a kept-alive connection (measured: 44 ms an answer)."""
-        if TCP_QUICKACK is not None:
+    def _acknowledge(self) -> None:
+        """Before the first wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one
+        when the last is acknowledged, and the kernel delays that on a connection on which we have sent something
+        (measured: 44 ms an answer). It does so again after each request, and after each piece of one that streams."""
+        self._acknowledges = self._upload is None or self._upload.done
+        if self._socket is not None and TCP_QUICKACK is not None:
             with contextlib.suppress(OSError):
-                opened.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)
+                self._socket.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)

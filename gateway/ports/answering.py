@@ -195,8 +195,8 @@ class Dialect(Protocol):
     def shown(self, call: Call, event: Event) -> bool:
         """Whether this client asked for this event; the gateway itself may have asked for more."""
 
-    def shown_among(self, call: Call, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Those of a whole answer that are `shown`."""
+    def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
+        """Those that are `shown`."""
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         """What a finished answer says, as plain text; None where it is not text alone. `payload` as in `Entry`."""

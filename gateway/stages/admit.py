@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gateway.bodies import Guarded
 from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.lifetimes import longest_lifetime_s
@@ -14,6 +13,7 @@ from gateway.cache.price import Price
 from gateway.errors import StoreUnavailable
 from gateway.flights.aloft import entry_of
 from gateway.flights.unstorable import Unstorable
+from gateway.flow import Tap, tapped
 from gateway.messages import (
     Admission,
     Call,
@@ -88,7 +88,7 @@ class Admit:
             stored = await self._admit(request, call, response, (body.data,), asked, streamed=False)
             return _marked(response) if stored else response
         if isinstance(body, EventStream):
-            events = Guarded(self._recorded(request, call, response, body, asked), source=body.events)
+            events = tapped(body.events, self._recording(request, call, response, asked))
             return _marked(replace(response, body=EventStream(events)))
         self._refuse(request, Admission.TOO_LARGE)
         return response
@@ -106,23 +106,27 @@ class Admit:
             self._count(Admission.RARE)  # the next one may be stored: nothing to tell `unstorable`
         return often
 
-    async def _recorded(
-        self, request: Request, call: Call, response: Response, body: EventStream, asked: float
-    ) -> AsyncGenerator[Event, None]:
-        """Passes the events on and keeps them until there are too many; stored when the stream is complete."""
+    def _recording(self, request: Request, call: Call, response: Response, asked: float) -> Tap[Event]:
+        """Keeps the events until there are too many; stored when the stream is complete."""
         payload: list[bytes] = []
         size = 0
-        async for event in body.events:
-            size += len(event.data)
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal size
+            for event in events:
+                size += len(event.data)
+                if size <= self._max_entry:
+                    payload.append(event.data)
+                elif size - len(event.data) <= self._max_entry:  # known from here on: nobody has to wait for its end
+                    payload.clear()
+                    self._refuse(request, Admission.TOO_LARGE)
+            return events
+
+        async def ended() -> None:
             if size <= self._max_entry:
-                payload.append(event.data)
-            elif size - len(event.data) <= self._max_entry:  # known from here on: nobody has to wait for its end
-                payload.clear()
-                self._refuse(request, Admission.TOO_LARGE)
-            yield event
-        if size > self._max_entry:
-            return
-        await self._admit(request, call, response, tuple(payload), asked, streamed=True)
+                await self._admit(request, call, response, tuple(payload), asked, streamed=True)
+
+        return Tap(saw, ended)
 
     async def _admit(
         self,

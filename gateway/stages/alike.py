@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.bodies import with_end
 from gateway.flights.aloft import Aloft, Question
 from gateway.flights.unstorable import Unstorable
+from gateway.flow import with_end
 from gateway.messages import Request, Response
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler

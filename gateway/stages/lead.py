@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.bodies import with_end
 from gateway.cache.freshness import Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import StoreUnavailable
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
+from gateway.flow import with_end
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler

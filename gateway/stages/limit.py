@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gateway.bodies import Guarded, with_end
 from gateway.cache.price import Price
 from gateway.calling.quotas import Grant, Quotas
 from gateway.credentials import key_of
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
+from gateway.flow import Tap, tapped, with_end
 from gateway.messages import Call, Event, EventStream, Request, Response, Usage, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
@@ -160,18 +160,18 @@ class Limit:
         kept: list[bytes] = []
         seen = [0, 0]  # events, bytes
 
-        async def counted() -> AsyncGenerator[Event, None]:
-            async for event in body.events:
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            for event in events:
                 seen[0], seen[1] = seen[0] + 1, seen[1] + len(event.data)
                 if seen[1] <= MAX_READ:
                     kept.append(event.data)
-                yield event
+            return events
 
         def over() -> None:
             whole = kept if seen[1] <= MAX_READ else []
             account.close(self._real(call, backend, whole, seen[0], streamed=True))
 
-        return replace(response, body=EventStream(Guarded(counted(), over, source=body.events)))
+        return replace(response, body=EventStream(tapped(body.events, Tap(saw, closed=over))))
 
     def _summed(self, usages: Sequence[Usage]) -> Estimate:
         costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]

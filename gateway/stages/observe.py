@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.bodies import Ending, Guarded, Ready
+from gateway.bodies import Ending, Ready
+from gateway.flow import Tap, tapped
 from gateway.messages import ByteStream, EventStream, Provenance, Request, Response, Tunnel, Whole
 from gateway.observing.observer import Observer
 from gateway.pipeline import Handler
@@ -35,10 +36,10 @@ class Observe:
         if isinstance(body, EventStream) and isinstance(body.events, Ready):  # still there at once for who writes it
             return replace(response, body=EventStream(Ready(body.events.rest(), done)))
         if isinstance(body, EventStream):
-            return replace(response, body=EventStream(Guarded(body.events, done)))
+            return replace(response, body=EventStream(tapped(body.events, Tap(closed=done))))
         if isinstance(body, Tunnel):
             return replace(response, body=Tunnel(Ending(body.upstream, done)))
-        return replace(response, body=ByteStream(Guarded(body.chunks, done)))
+        return replace(response, body=ByteStream(tapped(body.chunks, Tap(closed=done))))
 
     def _over(self, request: Request, status: int, provenance: Provenance | None) -> None:
         self._observer.over(

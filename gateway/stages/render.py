@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gateway.bodies import Guarded, Ready, close_body
 from gateway.cache.replay import Sleep, lasts_s, paced
 from gateway.cache.taken_apart import TakenApart
 from gateway.errors import BackendError, Malformed, StreamBroken
+from gateway.flow import Tap, tapped
 from gateway.messages import Admission, Body, Call, Event, EventStream, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 from gateway.policy.model import Replay
@@ -58,7 +60,7 @@ class Render:
         try:
             if call.stream and call.operation != "embeddings":
                 events = (self._apart if hit else call.dialect).events(call, body.data)
-                return _with(response, SSE, EventStream(Ready(call.dialect.shown_among(call, events))))
+                return _with(response, SSE, EventStream(Ready(tuple(call.dialect.shown_among(call, events)))))
             formed = call.dialect.client_form(call, body.data)
         except Malformed as error:
             raise BackendError(str(error), retryable=False) from None
@@ -66,9 +68,9 @@ class Render:
 
     def _shown(self, call: Call, response: Response, body: EventStream) -> Response:
         if isinstance(body.events, Ready):
-            shown = call.dialect.shown_among(call, body.events.rest())
+            shown = tuple(call.dialect.shown_among(call, body.events.rest()))
             return replace(response, body=EventStream(Ready(shown)))
-        return replace(response, body=EventStream(Guarded(_live(call, body), source=body.events)))
+        return replace(response, body=EventStream(tapped(body.events, _live(call))))
 
     async def _collected(self, call: Call, response: Response, body: EventStream) -> Response:
         try:
@@ -119,12 +121,11 @@ def _owned(own: Callable[[bytes], bytes], response: Response) -> Response:
     if isinstance(body.events, Ready):
         events = tuple(Event(own(event.data), event.name) for event in body.events.rest())
         return replace(response, body=EventStream(Ready(events)))
-    return replace(response, body=EventStream(Guarded(_each(own, body), source=body.events)))
 
+    def saw(events: Sequence[Event]) -> Sequence[Event]:
+        return [Event(own(event.data), event.name) for event in events]
 
-async def _each(own: Callable[[bytes], bytes], body: EventStream) -> AsyncGenerator[Event, None]:
-    async for event in body.events:
-        yield Event(own(event.data), event.name)
+    return replace(response, body=EventStream(tapped(body.events, Tap(saw))))
 
 
 def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
@@ -138,16 +139,14 @@ def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
     return body
 
 
-async def _live(call: Call, body: EventStream) -> AsyncGenerator[Event, None]:
+def _live(call: Call) -> Tap[Event]:
     """What the client asked for, as it comes; a break ends with an error event in the dialect's shape."""
-    try:
-        async for event in body.events:
-            if call.dialect.shown(call, event):
-                yield event
-    except StreamBroken as error:
+
+    def broke(error: StreamBroken) -> Sequence[Event]:
         LOG.warning("stream broken", extra={"fields": {"error": str(error)}})
-        for event in call.dialect.error_events("upstream_error", str(error)):
-            yield event
+        return call.dialect.error_events("upstream_error", str(error))
+
+    return Tap(partial(call.dialect.shown_among, call), broke=broke)
 
 
 def _with(response: Response, form: tuple[tuple[str, str], ...], body: Whole | EventStream) -> Response:

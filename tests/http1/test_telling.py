@@ -1,0 +1,164 @@
+"""An answer that tells when something has come: within the callback that brought it, and no later than it has to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.http1.answer import Answer
+from gateway.http1.client import Client
+from gateway.http1.connection import MAX_UNREAD_BYTES
+from gateway.http1.errors import Broken, TimedOut
+from gateway.http1.heads import request_head
+from gateway.http1.origin import Origin
+from tests.fixtures.http_clients import due
+from tests.fixtures.waiting import until
+from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
+
+GET = request_head("GET", "/", "h", [], "")
+LONG_S, SHORT_S = 60.0, 0.05
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[WireUpstream]:
+    async with wire_upstream() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: WireUpstream) -> AsyncIterator[Client]:
+    made = Client(Origin.of(server.url), connect_s=5.0, max_connections=2, idle_s=5.0)
+    yield made
+    await made.close()
+
+
+class Told:
+    """Takes what an answer has each time it tells."""
+
+    def __init__(self, answer: Answer, *, silence_s: float = LONG_S, total_s: float = LONG_S) -> None:
+        self.answer = answer
+        self.got: list[bytes] = []
+        self.over = False
+        self.error: BaseException | None = None
+        self.take()
+        answer.tell(self.take, silence_s, asyncio.get_running_loop().time() + total_s)
+
+    def take(self) -> None:
+        try:
+            while piece := self.answer.poll():
+                self.got.append(piece)
+            self.over = piece is not None
+        except Exception as error:
+            self.error = error
+
+
+def scripted(server: WireUpstream, *parts: bytes, then: bytes = b"") -> asyncio.Event:
+    """The server sends the parts, each when the event is set."""
+    go_on = asyncio.Event()
+
+    async def script(wire: Wire, _: Message) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in parts:
+            await go_on.wait()
+            go_on.clear()
+            await wire.send(part)
+        if not then:
+            await asyncio.Event().wait()
+        wire.writer.close()
+
+    server.script = script
+    return go_on
+
+
+async def test_each_piece_is_told_of_and_the_end(client: Client, server: WireUpstream) -> None:
+    go_on = scripted(server, b"1\r\na\r\n", b"1\r\nb\r\n1\r\nc\r\n", b"1\r\nd\r\n0\r\n\r\n")
+    told = Told(await client.ask(GET, repeatable=True, due=due()))
+    for came in ([b"a"], [b"a", b"bc"], [b"a", b"bc", b"d"]):
+        assert not told.over
+        go_on.set()
+        await until(lambda came=came: told.got == came)
+    await until(lambda: told.over)
+    assert client.pool.open == 1, "the connection is kept"
+    told.answer.tell(None, 0.0, 0.0)  # nobody's any more
+
+
+async def test_half_a_piece_tells_nobody(client: Client, server: WireUpstream) -> None:
+    go_on = scripted(server, b"5", b"\r\n", b"hello\r\n0\r\n\r\n")
+    answer = await client.ask(GET, repeatable=True, due=due())
+    woken = []
+    answer.tell(lambda: woken.append(answer.poll()), LONG_S, due())
+    for _ in range(3):
+        go_on.set()
+        await until(lambda: not go_on.is_set())
+    await until(lambda: answer.whole)
+    assert woken == [b"hello"]
+
+
+@pytest.mark.parametrize("then", [b"close"])
+async def test_a_connection_that_ends_is_told_of(client: Client, server: WireUpstream, then: bytes) -> None:
+    go_on = scripted(server, b"1\r\na\r\n", then=then)
+    told = Told(await client.ask(GET, repeatable=True, due=due()))
+    go_on.set()
+    await until(lambda: told.error is not None)
+    assert (told.got, type(told.error)) == ([b"a"], Broken)
+
+
+async def test_silence_fails_the_exchange_and_each_piece_puts_it_off(client: Client, server: WireUpstream) -> None:
+    go_on = scripted(server, *[b"1\r\na\r\n"] * 6)
+    told, loop = Told(await client.ask(GET, repeatable=True, due=due()), silence_s=0.3), asyncio.get_running_loop()
+    for count in range(6):
+        go_on.set()
+        await until(lambda count=count: len(told.got) > count)
+        heard = loop.time()
+    assert told.error is None
+    await until(lambda: told.error is not None)
+    assert isinstance(told.error, TimedOut)
+    assert loop.time() >= heard + 0.29
+    await until(lambda: client.pool.open == 0)
+
+
+async def test_all_of_it_has_to_come_in_time_whatever_comes_meanwhile(client: Client, server: WireUpstream) -> None:
+    async def script(wire: Wire, _: Message) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await wire.send(b"1\r\na\r\n")
+            await asyncio.sleep(SHORT_S / 20)
+
+    server.script = script
+    told = Told(await client.ask(GET, repeatable=True, due=due()), total_s=SHORT_S)
+    await until(lambda: told.error is not None)
+    assert isinstance(told.error, TimedOut)
+
+
+async def test_while_nobody_waits_nothing_is_late_and_what_comes_is_bounded(
+    client: Client, server: WireUpstream
+) -> None:
+    """A client that does not read is no silence of the server's."""
+    sent, piece = 0, b"1000\r\n%s\r\n" % (b"x" * 4096)
+
+    async def script(wire: Wire, _: Message) -> None:
+        nonlocal sent
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _i in range(8192):  # 32 MiB
+            wire.writer.write(piece)
+            await wire.writer.drain()
+            sent += 1
+        wire.writer.write(b"0\r\n\r\n")
+
+    server.script = script
+    answer = await client.ask(GET, repeatable=True, due=due())
+    answer.tell(lambda: None, SHORT_S, due())
+    answer.tell(None, SHORT_S, due())
+    await asyncio.sleep(3 * SHORT_S)
+    before = -1
+    while sent != before:
+        before = sent
+        await asyncio.sleep(SHORT_S)
+    assert sent < 8192
+    assert answer.error is None
+    assert answer.unread < MAX_UNREAD_BYTES + 2**20
+    told = Told(answer)
+    await until(lambda: told.over)
+    assert sum(map(len, told.got)) == 8192 * 4096
