@@ -28,10 +28,10 @@ class Questions:
             rows[:] = _unit((topics + self._directions(len(rows))) @ self._basis)
         return made
 
-    def in_other_words(self, vectors: Matrix) -> Matrix:
-        """What a paraphrase has: a cosine of about 0.95."""
+    def in_other_words(self, vectors: Matrix, apart: float = 0.33) -> Matrix:
+        """What a paraphrase has: a cosine of about 0.95; of 1 / sqrt(1 + `apart` squared)."""
         noise = self._draw.standard_normal(vectors.shape, dtype=np.float32) / np.float32(np.sqrt(DIMENSION))
-        return _unit(vectors + np.float32(0.33) * noise)
+        return _unit(vectors + np.float32(apart) * noise)
 
     def pick(self, count: int, among: int) -> NDArray[np.int64]:
         return self._draw.choice(among, count, replace=False)

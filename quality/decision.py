@@ -38,6 +38,9 @@ class Encoded:
         self._known: dict[str, Embedding] = {}
 
     async def embed(self, text: str) -> Embedding:
+        return self.at_hand(text)
+
+    def at_hand(self, text: str) -> Embedding:
         if text not in self._known:
             self._known[text] = self._encoder.encode([text])[0]
         return self._known[text]

@@ -14,8 +14,8 @@ MOST = {
     "pass-through miss": (61, 64),
     "unknown path": (51, 52),
     "exact hit on the stages' path": (131, 144),
-    "semantic hit (hash)": (251, 280),
-    "chat miss, stored in both caches": (422, 465),
+    "semantic hit (hash)": (212, 236),
+    "chat miss, stored in both caches": (409, 452),
     "live stream, 74 events": (1920, 2040),
 }
 

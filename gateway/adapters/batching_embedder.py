@@ -69,8 +69,7 @@ class BatchingEmbedder:
 
     async def embed(self, text: str) -> Embedding:
         """Raises `EmbedderUnavailable`: closed, queue full, encoder failed or too slow."""
-        if (known := self._recent.get(text)) is not None:
-            self._recent.move_to_end(text)
+        if (known := self.at_hand(text)) is not None:
             return known
         if (begun := self._begun.get(text)) is not None:
             answer = asyncio.shield(begun)  # others may wait for it, too
@@ -83,6 +82,11 @@ class BatchingEmbedder:
         except TimeoutError:
             self._timeouts += 1
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
+
+    def at_hand(self, text: str) -> Embedding | None:
+        if (known := self._recent.get(text)) is not None:
+            self._recent.move_to_end(text)
+        return known
 
     def begin(self, text: str) -> None:
         """Implements `EagerEmbedder`. Only where no other text waits: those are asked for already."""

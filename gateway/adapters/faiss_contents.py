@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,8 +110,8 @@ class Contents:
             del self.partitions[scope]
 
 
-def contents_of(pieces: Iterable[Piece], dimension: int, probes: int) -> Contents:
-    """The contents that `piece` took apart; those of one partition follow each other."""
+def contents_of(pieces: Iterable[Piece], dimension: int, probes_for: Callable[[int], int]) -> Contents:
+    """The contents that `piece` took apart; those of one partition follow each other. `probes_for`: as in `Plan`."""
     contents = Contents()
     names: list[str] = []
     scopes: list[str] = []
@@ -119,7 +119,7 @@ def contents_of(pieces: Iterable[Piece], dimension: int, probes: int) -> Content
     for piece in pieces:
         partition = contents.partitions.get(piece.scope)
         if partition is None:
-            partition = contents.partitions[piece.scope] = _empty(piece, dimension, probes)
+            partition = contents.partitions[piece.scope] = _empty(piece, dimension, probes_for)
         if isinstance(partition, IvfPartition):
             partition.load(piece.part)
         else:
@@ -136,10 +136,11 @@ def contents_of(pieces: Iterable[Piece], dimension: int, probes: int) -> Content
     return contents
 
 
-def _empty(piece: Piece, dimension: int, probes: int) -> Partition:
+def _empty(piece: Piece, dimension: int, probes_for: Callable[[int], int]) -> Partition:
     if piece.lists is None:
         return FlatPartition(dimension)
-    return IvfPartition(piece.lists.centroids, probes=probes, trained_for=piece.lists.trained_for)
+    trained_for = piece.lists.trained_for
+    return IvfPartition(piece.lists.centroids, probes=probes_for(trained_for), trained_for=trained_for)
 
 
 def _name(contents: Contents, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:

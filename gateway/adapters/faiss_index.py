@@ -112,6 +112,18 @@ class FaissIndex:
         self._check(vector)
         return await self._within(lambda: self._contents.search(scope, vector, k), brief=self._brief(scope))
 
+    def at_hand(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+        if scope not in self._contents.partitions:
+            return []
+        if not self._brief(scope) or not self._owner.enter():
+            return None
+        try:
+            return self._contents.search(scope, vector, k)
+        except (RuntimeError, MemoryError):  # what FAISS raises; `search` says so
+            return None
+        finally:
+            self._owner.leave()
+
     async def near(self, vector: Vector, similarity: float) -> list[str]:
         self._check(vector)
         return await asyncio.to_thread(self._near, vector, similarity)
@@ -146,7 +158,7 @@ class FaissIndex:
 
     async def load(self, pieces: Iterable[Piece]) -> None:
         """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
-        contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes)
+        contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes_for)
         await self._owner.run(lambda: self._take_over(contents))
 
     def close(self) -> None:

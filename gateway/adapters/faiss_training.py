@@ -27,9 +27,10 @@ Train = Callable[[Matrix, int, Check], Matrix]
 class Plan:
     """How a partition grows. Measured with make bench-index, d = 384, one thread."""
 
-    flat_up_to: int = 20_000  # entries; a flat search takes 1.1 ms there, one through lists 0.1 ms
+    flat_up_to: int = 4_000  # entries; a flat search takes 0.2 ms there, one through lists 0.04
     growth: int = 4  # trained again when there are so many times the entries that it was trained for
-    probes: int = 8  # lists a search looks through; all hits are found with 4
+    probes: int = 8  # lists that a search looks through, at least
+    look_through: int = 800  # entries that it looks through, about, while there are few: docs/decisions/0007
     # Where there is a device. Not measured: below, a search takes the CPU 0.2 ms, which is what a call to a GPU takes;
     # and a GPU looks through more lists in that time.
     place_from: int = 100_000
@@ -39,6 +40,10 @@ class Plan:
         """What a search compares with, centroids and entries of the lists it looks through, is least for about
         sqrt(8 n) lists; more of them, as the number of entries is the one before it grows."""
         return max(1, min(entries, round(4 * math.sqrt(entries))))
+
+    def probes_for(self, entries: int) -> int:
+        """How many lists are looked through of those that are made for so many."""
+        return max(self.probes, round(self.look_through * self.lists(entries) / max(1, entries)))
 
     def due(self, partition: Partition) -> bool:
         """Whether its form no longer suits its size."""
@@ -63,7 +68,7 @@ def build(parts: list[Part], dimension: int, plan: Plan, train: Train, check: Ch
     else:
         sample = _sample(parts, SAMPLE_PER_LIST * plan.lists(entries))
         centroids = train(sample, min(plan.lists(entries), len(sample)), check)
-        made = IvfPartition(centroids, probes=plan.probes, trained_for=entries)
+        made = IvfPartition(centroids, probes=plan.probes_for(entries), trained_for=entries)
     for ids, vectors in _chunks(parts):
         check()
         made.add(ids, vectors)

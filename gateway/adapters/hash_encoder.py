@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
+from sys import byteorder
 
 import numpy as np
 
@@ -23,7 +25,7 @@ class HashEncoder:
     def __init__(self, dimension: int = 384) -> None:
         self.dimension = dimension
         self.fingerprint = f"hash/{dimension}/v1"
-        self._places: dict[str, int] = {}
+        self._places: dict[str, bytes] = {}  # as numpy reads them: so they are put together without a loop
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         return [self._encode(text) for text in texts]
@@ -37,6 +39,20 @@ class HashEncoder:
     def _vector(self, words: Sequence[str]) -> Vector:
         """float32 (dimension,), unit length."""
         features = [*words, *map(" ".join, pairwise(words))]
+        known, dimension = self._places, self.dimension
+        try:
+            places = b"".join(map(known.__getitem__, features))
+        except KeyError:
+            places = self._placed(features)
+        counts = np.bincount(np.frombuffer(places, np.int64), minlength=2 * dimension)
+        vector = (counts[:dimension] - counts[dimension:]).astype(np.float32)
+        norm = math.sqrt(vector.dot(vector))
+        if norm == 0.0:  # every feature met its opposite
+            vector[0] = norm = 1.0
+        return vector / np.float32(norm)
+
+    def _placed(self, features: Sequence[str]) -> bytes:
+        """Where each counts, as int64; remembered."""
         known = self._places
         if len(known) > KNOWN:
             known.clear()
@@ -45,11 +61,6 @@ class HashEncoder:
                 hashed = blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest()
                 digest = int.from_bytes(hashed, "big")
                 # Half of the features count against: so collisions do not add up.
-                known[feature] = (digest >> 1) % self.dimension + (0 if digest & 1 else self.dimension)
-        places = np.array([known[feature] for feature in features])
-        counts = np.bincount(places, minlength=2 * self.dimension)
-        vector = (counts[: self.dimension] - counts[self.dimension :]).astype(np.float32)
-        norm = float(np.sqrt(vector.dot(vector)))
-        if norm == 0.0:  # every feature met its opposite
-            vector[0] = norm = 1.0
-        return vector / np.float32(norm)
+                place = (digest >> 1) % self.dimension + (0 if digest & 1 else self.dimension)
+                known[feature] = place.to_bytes(8, byteorder)
+        return b"".join([known[feature] for feature in features])

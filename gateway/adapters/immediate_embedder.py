@@ -31,6 +31,12 @@ class ImmediateEmbedder:
             raise EmbedderUnavailable("the encoder failed on this text") from None
         return embedding
 
+    def at_hand(self, text: str) -> Embedding | None:
+        try:
+            return None if self._closed else self._encoder.encode((text,))[0]
+        except Exception:  # `embed` says what is wrong
+            return None
+
     def close(self) -> None:
         """May be called twice."""
         self._closed = True

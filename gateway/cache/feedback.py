@@ -22,8 +22,13 @@ class Relation:
         return f"{self.scope}:{self.asked}:{self.fingerprint}"
 
 
+def digest_of(question: str) -> str:
+    """What a relation has of a question."""
+    return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def relation_of(scope: str, question: str, fingerprint: str) -> Relation:
-    return Relation(scope, hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(), fingerprint)
+    return Relation(scope, digest_of(question), fingerprint)
 
 
 class Counterexamples:

@@ -51,6 +51,7 @@ from gateway.stages.coalesce import Coalesce
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Feedback, Memory, Verdicts
+from gateway.stages.from_memory import FromMemory
 from gateway.stages.lead import Lead
 from gateway.stages.limit import CountRequests, Limit
 from gateway.stages.models import Models
@@ -193,13 +194,16 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         frequency=parts.frequency,
         told=_told(route, parts, learns=learns),
     )
-    coalesce = Coalesce(exact.at_hand, parts.flights, parts.unstorable, telemetry)
+
+    def coalesce(at_hand: FromMemory) -> Coalesce:
+        return Coalesce(at_hand, parts.flights, parts.unstorable, telemetry)
+
     render = Render(route.replay, clock, parts.taken_apart)
     apart, together = Apart(route.share, parts.evictions.used), Together()
     if not caching:
         calls: Sequence[Stage] = [render]
     elif route.semantic is None:
-        calls = [render, apart, exact, coalesce, *_lead(route, parts), admit, together]
+        calls = [render, apart, exact, coalesce(FromMemory(exact)), *_lead(route, parts), admit, together]
     else:
         lookup = SemanticLookup(
             parts.space.index,
@@ -213,14 +217,15 @@ def route_chains(route: Route, parts: Parts) -> Chains:
             route.jitter,
             parts.memory,
         )
+        embed = Embed(parts.space.embedder, clock)
         calls = [
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             apart,  # before anything looks for an answer: each input has its own
             *_ahead(route, parts),  # beside the store's answer to the exact lookup
             exact,  # the cheapest answer first
-            coalesce,  # before anything that costs: a crowd pays for it once
-            Embed(parts.space.embedder),  # once, for the lookup, the index and the complexity
-            *_audit(route.semantic, parts),  # outside `Admit`, which stores what an audit fetches
+            *_audit(route.semantic, parts),  # outside of whatever may find a semantic hit, and of `Admit`
+            coalesce(FromMemory(exact, embed, lookup)),  # before anything that costs: a crowd pays for it once
+            embed,  # once, for the lookup, the index and the complexity
             lookup,  # outside `Admit`: what it answers is never stored again
             *_alike(route.semantic, lookup, parts),
             *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease

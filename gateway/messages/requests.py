@@ -97,6 +97,7 @@ class Request:
     scope: str = ""  # hex SHA-256: who and what may share
     fingerprint: str = ""  # hex SHA-256: the exact key
     embedding: Embedding | None = None
+    unlike: bool = False  # the index has been asked, and has nothing near enough
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
@@ -132,11 +133,11 @@ class Request:
         whole, first = self.deadline, self.ttft_deadline
         return min(math.inf if whole is None else whole, math.inf if first is None else first)
 
-    def embedded(self, embedding: Embedding) -> Request:
+    def embedded(self, embedding: Embedding, *, unlike: bool = False) -> Request:
         """The same with its question as a vector. Not by `replace`, which takes three times as long: whatever is not an
         exact hit comes by here."""
         values = list(_VALUES(self))
-        values[_EMBEDDING] = embedding
+        values[_EMBEDDING], values[_UNLIKE] = embedding, unlike
         return Request(*values)
 
     def apart(self, purpose: str) -> Request:
@@ -155,4 +156,4 @@ class Request:
 
 _NAMES = [field.name for field in fields(Request)]
 _VALUES = attrgetter(*_NAMES)
-_EMBEDDING = _NAMES.index("embedding")
+_EMBEDDING, _UNLIKE = _NAMES.index("embedding"), _NAMES.index("unlike")

@@ -58,6 +58,9 @@ class Embedder(Protocol):
     async def embed(self, text: str) -> Embedding:
         """Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
 
+    def at_hand(self, text: str) -> Embedding | None:
+        """What `embed` would return, where that takes microseconds; None where it has to be asked."""
+
 
 class EagerEmbedder(Embedder, Protocol):
     def begin(self, text: str) -> None:

@@ -9,8 +9,9 @@ from gateway.quality.audits import Audits
 
 
 class Audit:
-    """Stands outside `Admit`: what an audit fetches is stored like the answer of any miss. Outside of both nobody
-    hears of it: it is no client's request, and part of no flight."""
+    """Stands outside `Coalesce`, which may find a semantic hit before there is a flight. Of those who share one only
+    the request that led it knows what was judged, and is considered. What an audit fetches is stored like the answer of
+    any miss. Nobody hears of it: it is no client's request, and, as it wants a fresh answer, part of no flight."""
 
     def __init__(self, audits: Audits, rule: Rule) -> None:
         self._audits = audits
@@ -20,5 +21,7 @@ class Audit:
         response = await forward(request)
         judged = request.trace.judged
         if judged is not None and response.provenance.verdict is Verdict.SEMANTIC:
-            self._audits.consider(request, judged, self._rule, forward)
+            embedding = request.trace.embedding
+            audited = request if embedding is None else request.embedded(embedding)
+            self._audits.consider(audited, judged, self._rule, forward)
         return response

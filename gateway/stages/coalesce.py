@@ -18,12 +18,13 @@ from gateway.stages.limit import asker_of
 
 class Coalesce:
     """`flights` are those in the air, by fingerprint: all routes share them, so that a reload splits no crowd.
-    `at_hand` looks once more for an answer, without waiting: a flight may have landed while the store was asked.
+    `at_hand` looks once more for an answer, without waiting: a flight may have landed while the store was asked; where
+    it finds none it gives back the request, with what it came to know of it.
     What is `unstorable` is not shared with those who come later: each asks for itself."""
 
     def __init__(
         self,
-        at_hand: Callable[[Request], Response | None],
+        at_hand: Callable[[Request], Response | Request],
         flights: dict[str, Flight],
         unstorable: Unstorable,
         telemetry: Telemetry,
@@ -52,9 +53,9 @@ class Coalesce:
                 except (OutOfTime, StaleWanted):
                     continue  # that was the leader's budget: the next one of those that wait leads
         landed = self._at_hand(request)
-        if landed is not None:
+        if isinstance(landed, Response):
             return landed
-        return await self._start(key, request, forward).join()
+        return await self._start(key, landed, forward).join()
 
     def _start(self, key: str, request: Request, forward: Handler) -> Flight:
         flight = self._flights[key] = Flight(forward(request), request.trace.traced)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
-from gateway.cache.feedback import relation_of
+from gateway.cache.feedback import Relation, digest_of
 from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
@@ -59,7 +60,10 @@ class SemanticLookup:
         plain = rule.acceptance.min_similarity
         self._floor = verifier.floor if plain is None else plain
 
-    async def __call__(self, request: Request, forward: Handler) -> Response:
+    def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
+        return forward(request) if request.unlike else self._looked_up(request, forward)
+
+    async def _looked_up(self, request: Request, forward: Handler) -> Response:
         hit = await self.stored(request)
         return await forward(request) if hit is None else hit
 
@@ -78,6 +82,49 @@ class SemanticLookup:
             return None
         served, freshness = hit
         return answer_from(request, served.entry, freshness, Verdict.SEMANTIC, served.similarity)
+
+    def at_hand(self, request: Request, embedding: Embedding) -> Response | Request:
+        """As `stored`, where index and records are in memory and no verifier has to be asked; else the request, with
+        its question's vector. Nothing has been counted then but that nothing is near, if that is known."""
+        call, scope, trace = request.call, request.scope, request.trace
+        if call is None or embedding.partial or not scope:
+            return request.embedded(embedding)
+        began = self._clock.monotonic()
+        # With a plain threshold the nearest is the best; the others are looked at where they are recorded.
+        neighbours = self._index.at_hand(scope, embedding.vector, 1 if trace.facts is None else MAX_CANDIDATES)
+        if neighbours is None:
+            return request.embedded(embedding)
+        near = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
+        if not near and neighbours:
+            self._refused(request, Refusal.SIMILARITY)
+        trace.since("search", began)
+        hit = self._kept(request, call, embedding, near) if near else None
+        return hit or request.embedded(embedding, unlike=not near)
+
+    def _kept(self, request: Request, call: Call, embedding: Embedding, near: Sequence[Neighbour]) -> Response | None:
+        """The answer, where all of them lie in memory and the policy has a plain threshold."""
+        if self._rule.acceptance.min_similarity is None:
+            return None
+        found = [each for each in map(partial(self._in_memory, request), near) if each is not None]
+        if len(found) < len(near):
+            return None
+        began, control = self._clock.monotonic(), self._controls.of(request.route)
+        hold = self._holding(request, call.question or "", embedding, control)
+        judgements = [hold(each, _by_similarity(each)) for each in found]
+        at = best(judgements)
+        request.trace.since("verify", began)
+        if judgements[at].reason is not None or not self._served(request, judgements, at, control):
+            return None
+        entry, neighbour, freshness = found[at]
+        return answer_from(request, entry, freshness, Verdict.SEMANTIC, neighbour.similarity)
+
+    def _in_memory(self, request: Request, neighbour: Neighbour) -> Found | None:
+        """With its record, where that lies in memory, is this scope's and fresh."""
+        entry = self._store.peek(neighbour.fingerprint)
+        if entry is None or entry.scope != request.scope or entry.question is None:
+            return None
+        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
+        return (entry, neighbour, freshness) if freshness.fresh else None
 
     async def alike(self, request: Request, aloft: Sequence[Question]) -> Question | None:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
@@ -110,62 +157,69 @@ class SemanticLookup:
         control = self._controls.of(request.route)
         with request.trace.span("verify"):
             judgements, at = await self._judged(request, call, embedding, found, control)
-        request.trace.considered, chosen = judgements, judgements[at]
-        request.trace.judged = chosen
+        chosen = judgements[at]
         if self._rule.acceptance.min_similarity is None and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, self._index.count(request.scope))
+        if not self._served(request, judgements, at, control):
+            return None
+        return chosen, found[at][2]
+
+    def _served(self, request: Request, judgements: Sequence[Judged], at: int, control: RouteControl) -> bool:
+        """Notes what was judged. Whether it is served."""
+        trace, chosen = request.trace, judgements[at]
+        trace.considered, trace.judged = judgements, chosen
         if chosen.reason is not None:
             self._refused(request, chosen.reason)
-            return None
+            return False
         if self._store.banned(chosen.entry):  # removed while it was judged
-            return None
+            return False
         control.hit()
-        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
-        return chosen, found[at][2]
+        self._memory.served.add(trace.tenant, request.id, Served(request.route, chosen, self._embedder.fingerprint))
+        return True
 
     async def _judged(
         self, request: Request, call: Call, embedding: Embedding, found: list[Found], control: RouteControl
     ) -> tuple[list[Judged], int]:
         """Each of what was found, and which of them is the best, and whether that may be served."""
-        question, acceptance = call.question or "", self._rule.acceptance
-        entries = self._index.count(request.scope)
-        shift = control.shift(embedding.vector) if acceptance.min_similarity is None else 0.0
+        question, plain = call.question or "", self._rule.acceptance.min_similarity is not None
+        hold = self._holding(request, question, embedding, control)
+        if plain:
+            judgements = [hold(each, _by_similarity(each)) for each in found]
+            return judgements, best(judgements)
         candidates = [Candidate(entry.question or "", neighbour.similarity) for entry, neighbour, _ in found]
-
-        def held(at: int, opinion: Opinion) -> Judged:
-            entry, neighbour, _ = found[at]
-            relation = relation_of(request.scope, question, entry.fingerprint)
-            if relation in self._memory.counterexamples:
-                opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-            return judged(
-                entry,
-                relation,
-                embedding.vector,
-                neighbour.similarity,
-                opinion,
-                control,
-                acceptance,
-                shift=shift,
-                entries=entries,
-            )
-
-        if acceptance.min_similarity is not None:
-            opinions = [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
-        else:
-            opinions = [
-                VERBATIM if same_words(question, candidate.question) else opinion
-                for candidate, opinion in zip(
-                    candidates, await self._verifier.opinions(question, candidates), strict=True
-                )
-            ]
-        judgements = [held(at, opinion) for at, opinion in enumerate(opinions)]
+        opinions = await self._verifier.opinions(question, candidates)
+        judgements = [
+            hold(each, VERBATIM if same_words(question, candidate.question) else opinion)
+            for each, candidate, opinion in zip(found, candidates, opinions, strict=True)
+        ]
         at = best(judgements)
-        if acceptance.min_similarity is not None or judgements[at].verbatim:
+        if judgements[at].verbatim:
             return judgements, at
         closer = await self._closer(request, question, candidates, at, judgements[at])
         if closer is not None:
-            judgements[at] = held(at, closer)
+            judgements[at] = hold(found[at], closer)
         return judgements, at
+
+    def _holding(
+        self, request: Request, question: str, embedding: Embedding, control: RouteControl
+    ) -> Callable[[Found, Opinion], Judged]:
+        """What holds an opinion on one that was found against the route's threshold."""
+        scope, acceptance, asked = request.scope, self._rule.acceptance, digest_of(question)
+        entries, shift = 0, 0.0
+        if acceptance.min_similarity is None:
+            entries, shift = self._index.count(scope), control.shift(embedding.vector)
+
+        def held(found: Found, opinion: Opinion) -> Judged:
+            entry, neighbour, _ = found
+            relation = Relation(scope, asked, entry.fingerprint)
+            if relation in self._memory.counterexamples:
+                opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
+            similarity, vector = neighbour.similarity, embedding.vector
+            return judged(
+                entry, relation, vector, similarity, opinion, control, acceptance, shift=shift, entries=entries
+            )
+
+        return held
 
     async def _closer(
         self, request: Request, question: str, candidates: list[Candidate], at: int, chosen: Judged
@@ -220,3 +274,9 @@ class SemanticLookup:
         if reason is not None:
             request.trace.note = reason
             self._telemetry.refusals.add(request.route, reason)
+
+
+def _by_similarity(found: Found) -> Opinion:
+    """Where the policy has a plain threshold."""
+    _, neighbour, _ = found
+    return Opinion(neighbour.similarity, neighbour.similarity)
