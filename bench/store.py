@@ -22,8 +22,9 @@ import uvloop
 from bench.load import cpu_seconds
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_exchange import Word
 from gateway.adapters.redis_guard import Guard
-from gateway.adapters.redis_store import OPTIONAL, PUT
+from gateway.adapters.redis_store import PUT
 from gateway.adapters.system_clock import SystemClock
 
 ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32
@@ -48,8 +49,7 @@ def ways(guard: Guard, client: Any) -> dict[str, Asked]:
     expires, far = 1_900_000_000_000, 1.9e9
 
     def put(number: int) -> Awaitable[Any]:
-        words = fields(1_300)
-        arguments = [0, expires, far, str(number), len(words), len(OPTIONAL), *words, *OPTIONAL]
+        arguments: list[Word] = [0, expires, far, str(number), b"r" * 1_300, "s" * 64, "1e-5", VECTOR, b"hash"]
         return guard.run(PUT, [f"e{number}", "lease", "all"], arguments)
 
     async def put_by_redis_py(number: int) -> None:

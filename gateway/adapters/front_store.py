@@ -30,11 +30,13 @@ class Kept:
         self._max_bytes = max_bytes
 
     def keep(self, entry: Entry, since: float, bans: int) -> None:
-        self.drop(entry.fingerprint)
-        if not self.takes(entry.size):
+        fingerprint, size = entry.fingerprint, entry.size
+        if fingerprint in self.entries:
+            self.drop(fingerprint)
+        if not self.takes(size):
             return
-        self.entries[entry.fingerprint] = (entry, since, bans)
-        self.bytes += entry.size
+        self.entries[fingerprint] = (entry, since, bans)
+        self.bytes += size
         while self.bytes > self._max_bytes:
             _, (oldest, *_) = self.entries.popitem(last=False)
             self.bytes -= oldest.size
@@ -143,6 +145,8 @@ class FrontStore:
 
     def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""
+        if not self.bans.in_force:
+            return False
         return self.bans.cover(entry, None if vector is None else Placed(vector, self._embedder))
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:

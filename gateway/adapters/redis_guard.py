@@ -99,16 +99,16 @@ class Guard:
         self, script: Script, keys: Sequence[str], arguments: Sequence[Word], timeout_s: float | None = None
     ) -> Any:
         """What a script returns. In a cluster all of its keys lie in one slot."""
-        words = (len(keys), *keys, *arguments)
         if self._line is None:
+            words = (len(keys), *keys, *arguments)
             return await self.execute(lambda client: _run(client, script, words), timeout_s)
         self._admit()
         limit = timeout_s or self._timeout_s
         try:
             try:
-                reply = await self._line.ask(("EVALSHA", script.digest, *words), limit)
+                reply = await self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), limit)
             except NoScriptError:  # a server that was started anew
-                reply = await self._line.ask(("EVAL", script.text, *words), limit)
+                reply = await self._line.ask(("EVAL", script.text, len(keys), *keys, *arguments), limit)
         except (RedisError, OSError) as error:
             raise self._failed(error) from None
         self._breaker.succeeded()

@@ -40,6 +40,11 @@ class Names:
     def lease(self, fingerprint: str) -> str:
         return f"{self._part(fingerprint)}lease:{fingerprint}"
 
+    def of_put(self, fingerprint: str) -> tuple[str, str, str]:
+        """Of the entry, of its lease and of the list of all: what a put touches."""
+        part = self._part(fingerprint)
+        return f"{part}entry:{fingerprint}", f"{part}lease:{fingerprint}", part + "entries"
+
     def counter(self, fingerprint: str) -> str:
         """Of leases."""
         return self._part(fingerprint) + "leases"

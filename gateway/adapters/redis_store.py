@@ -11,7 +11,6 @@ import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,29 +36,32 @@ SCAN_BATCH = 500
 # What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
 # (gateway/upkeep/succession.py): the one that lookups still go by, beside the one that they will.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
-# All that an entry may have beside what each has.
-OPTIONAL = ("lease", "vector", "embedder", "former", "former_embedder")
 # KEYS: the entry, its lease, the list of all. ARGV: the token of the lease, 0 for none; the expiry in ms, and as it is
-# listed; the fingerprint; how many words the fields have, and how many names what goes with the answer that was there;
-# those; and a command: what others are told.
+# listed; the fingerprint; the record, the scope, what it is worth; the vector and its embedder, both empty for none;
+# and a command: what others are told. The names of the fields are here, and not sent each time.
 #
 # Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
 # entry of a later lease, or of none. HSET is the first step that writes: a server without room refuses it, and nothing
-# else has been done then.
+# else has been done then. Where it finds no field of the entry there is nothing of an older answer to take away.
 PUT = Script("""
 local mine = ARGV[1] ~= '0' and redis.call('GET', KEYS[2]) == ARGV[1]
 if ARGV[1] ~= '0' and not mine and redis.call('EXISTS', KEYS[1]) == 1 then
   local other = tonumber(redis.call('HGET', KEYS[1], 'lease') or '0')
   if other == 0 or other > tonumber(ARGV[1]) then return 0 end
 end
-local fields = 6 + ARGV[5]
-local names = fields + ARGV[6]
-redis.call('HSET', KEYS[1], unpack(ARGV, 7, fields))
-redis.call('HDEL', KEYS[1], unpack(ARGV, fields + 1, names))
+if ARGV[8] ~= '' then
+  if redis.call('HSET', KEYS[1], 'record', ARGV[5], 'scope', ARGV[6], 'expires', ARGV[3], 'worth', ARGV[7],
+      'vector', ARGV[8], 'embedder', ARGV[9]) < 6 then
+    redis.call('HDEL', KEYS[1], 'lease', 'former', 'former_embedder')
+  end
+elseif redis.call('HSET', KEYS[1], 'record', ARGV[5], 'scope', ARGV[6], 'expires', ARGV[3], 'worth', ARGV[7]) < 4 then
+  redis.call('HDEL', KEYS[1], 'lease', 'vector', 'embedder', 'former', 'former_embedder')
+end
+if ARGV[1] ~= '0' then redis.call('HSET', KEYS[1], 'lease', ARGV[1]) end
 redis.call('PEXPIREAT', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
-if #ARGV > names then redis.call(unpack(ARGV, names + 1)) end
+if #ARGV > 9 then redis.call(unpack(ARGV, 10)) end
 return 1
 """)
 T = TypeVar("T")
@@ -115,23 +117,21 @@ class RedisStore:
         return record if isinstance(record, bytes) else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
-        name, names = entry.fingerprint, self.names
-        fields: dict[str, Word] = {"record": encode(entry), "scope": entry.scope, "expires": repr(entry.expires)}
-        fields["worth"] = repr(worth_of(entry))
-        if lease:
-            fields["lease"] = lease
+        name, expires, placed = entry.fingerprint, entry.expires, (b"", b"")
         if vector is not None:
-            fields |= {"vector": vector.astype("<f4").tobytes(), "embedder": self._embedder}
+            placed = vector.astype("<f4", copy=False).tobytes(), self._embedder
+        arguments: list[Word] = [lease, int(expires * 1000), repr(expires), name, encode(entry), entry.scope]
+        arguments += [repr(worth_of(entry)), *placed]
         kind = ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
-        words, gone = [*chain.from_iterable(fields.items())], [name for name in OPTIONAL if name not in fields]
-        arguments: list[Word] = [lease, int(entry.expires * 1000), entry.expires, name, len(words), len(gone)]
-        arguments += [*words, *gone, *self.told_within(kind, name)]
-        stored = bool(await self.run(PUT, [names.entry(name), names.lease(name), names.list_of(name)], arguments))
-        if stored:
+        if self.journal is not None:
+            arguments += self.told_within(kind, name)
+        if not await self.run(PUT, self.names.of_put(name), arguments):
+            return False
+        if self.journal is not None:
             await self.tell_apart(kind, name)
-            if vector is not None and self._told is not None:
-                self._told(name)
-        return stored
+        if vector is not None and self._told is not None:
+            self._told(name)
+        return True
 
     def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
         """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on

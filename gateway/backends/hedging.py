@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gateway.backends.lane import Lane, asked_of
 from gateway.backends.outcomes import Outcome, again, let_go
 from gateway.messages import Request
+from gateway.messages.values import value
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.breaker import State
@@ -24,7 +25,7 @@ Ask = Callable[[Lane, Request], Coroutine[Any, Any, Outcome]]
 Choose = Callable[[Sequence[Lane]], Lane]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Asked:
     """An upstream, and what came of it."""
 

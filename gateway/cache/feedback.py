@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from gateway.messages.values import value
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Relation:
     """That the answer of `fingerprint` was served for a question of this scope."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gateway.cache.control.route_control import Observation, RouteControl
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Relation
 from gateway.messages import Entry, Refusal, Vector
+from gateway.messages.values import value
 from gateway.ports import Acceptance, Opinion
 
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
@@ -22,7 +22,7 @@ VERBATIM = Opinion(1.0, 1.0)
 """Of a candidate whose question differs in spaces alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Held:
     """A candidate held against its route's threshold. `reason` None: it may be served."""
 
@@ -44,7 +44,7 @@ class Held:
         return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Judged(Held):
     """The same of a stored answer and a question."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.cache.judged import Judged
+from gateway.messages.values import value
 
 MAX_SERVED = 5_000  # a vector, a relation and the entry that was served: some 15 MB with entries of 1 kB
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Served:
     route: str
     judged: Judged

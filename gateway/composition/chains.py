@@ -180,7 +180,8 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     def dispatch(bypass: Bypass | None) -> Handler:
         return dispatch_of(route, parts, bypass)
 
-    exact = ExactLookup(parts.store, clock, telemetry, exact_lifetime(route), parts.background)
+    lifetime, lacks = exact_lifetime(route), parts.evictions.lacks
+    exact = ExactLookup(parts.store, lacks, clock, telemetry, lifetime, parts.background)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
     admit = Admit(
         parts.store,

@@ -46,6 +46,7 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
         removal=removal,
         spaces=parts.spaces,
         dialects=DIALECTS,
+        stored=parts.evictions.stored,
         clock=parts.clock,
         max_entry=config.store.max_entry,
     )

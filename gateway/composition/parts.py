@@ -171,6 +171,7 @@ def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Tele
         clock,
         max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),
         max_bytes=own if store.max_bytes is None else store.max_bytes,
+        alone=stores.server is not None,
     )
 
 

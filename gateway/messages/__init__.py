@@ -1,6 +1,7 @@
 """What flows through the gateway: requests, calls, answers and where an answer came from.
 
-Everything here is immutable; a stage that learns something passes a changed copy on (`dataclasses.replace`).
+Everything here is immutable, which mypy holds (`gateway.messages.values`); a stage that learns something passes a
+changed copy on (`dataclasses.replace`).
 Errors have a module of their own: `gateway.errors`.
 """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.messages.provenance import MISSED, Provenance
+from gateway.messages.values import value
 
 if TYPE_CHECKING:
     from gateway.ports import Duplex
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 LF = 10
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Event:
     """One server-sent event of an answer, in the client dialect's own wire form.
 
@@ -35,21 +36,21 @@ class Event:
         return head + b"data: " + self.data + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Whole:
     """A body that is complete in memory."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class EventStream:
     """A body of server-sent events. Whoever holds it iterates it to the end or calls `aclose()` on it."""
 
     events: AsyncIterator[Event]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByteStream:
     """An opaque body, relayed as it comes."""
 
@@ -78,7 +79,7 @@ class Tunnel:
 Body = Whole | EventStream | ByteStream | Tunnel
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Response:
     status: int
     headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop ones
@@ -87,4 +88,7 @@ class Response:
 
     @property
     def content_type(self) -> str:
-        return next((v for k, v in self.headers if k.lower() == "content-type"), "")
+        for name, said in self.headers:
+            if name.lower() == "content-type":
+                return said
+        return ""

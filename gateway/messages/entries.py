@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from gateway.messages.values import value
 
 Vector = NDArray[np.float32]
 """A unit-length embedding: float32, shape (d,)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Embedding:
     vector: Vector
     tokens: int
@@ -24,7 +24,7 @@ class Embedding:
         return self.truncated or self.unreadable
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Entry:
     """A stored answer with all that is needed to check whose it is and to serve it.
 
@@ -63,7 +63,7 @@ class Entry:
         return sum(map(len, self.payload)) + len(self.question or "") + 512
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
+@value(frozen=True, slots=True, eq=False)  # arrays do not compare
 class Placed:
     """A vector with the fingerprint of the embedder that made it, where those of several may meet: vectors of different
     fingerprints are never compared."""
@@ -72,7 +72,7 @@ class Placed:
     embedder: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Neighbour:
     """An entry near a question, as the index returns it."""
 

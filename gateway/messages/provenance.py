@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from gateway.messages.values import changing, value
 
 
 class Verdict(StrEnum):
@@ -89,7 +90,7 @@ class Choice(StrEnum):
     KEPT = "cascade-kept"  # the check was not, and nobody better could answer, or none in time
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Usage:
     """The tokens of one call to a backend."""
 
@@ -98,7 +99,7 @@ class Usage:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Provenance:
     """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
@@ -118,5 +119,9 @@ class Provenance:
     upstream_s: float = 0.0  # hits: how long the stored answer took to come
     beside: tuple[Usage, ...] = ()  # calls that were made for this answer, and are paid for, but are not this answer
 
+    def as_stored(self) -> Provenance:
+        return _as_stored(self, True)
 
+
+_as_stored = changing(Provenance, "stored")
 MISSED = Provenance(Verdict.MISS)

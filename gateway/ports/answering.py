@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gateway.messages import Admission, Call, Closing, Event, Frame, Request, Response
+from gateway.messages.values import value
 from gateway.precedence import Priority
 
 
@@ -71,7 +72,7 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Inspection:
     """What a dialect reads from a finished answer."""
 
@@ -103,7 +104,7 @@ class TextAnswer(Protocol):
         """What ends the stream. `reason`: `stop` or `length`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Outgoing:
     """A call as it is sent to a backend that speaks its dialect."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.messages import Entry, Neighbour, Placed, Vector
+from gateway.messages.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Claim:
     """What came of asking for a lease; at most one of the two is not 0. Both are 0 where an answer lies there."""
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.messages import Refusal
+from gateway.messages.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Candidate:
     """A neighbour with the question its answer was made for."""
 
@@ -17,7 +18,7 @@ class Candidate:
     similarity: float  # in [0, 1]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Opinion:
     """What a verifier thinks of serving a candidate's answer."""
 

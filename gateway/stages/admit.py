@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
@@ -22,7 +21,6 @@ from gateway.messages import (
     EventStream,
     Request,
     Response,
-    Usage,
     Vector,
     Verdict,
     Whole,
@@ -89,7 +87,7 @@ class Admit:
             return _marked(response) if stored else response
         if isinstance(body, EventStream):
             events = tapped(body.events, self._recording(request, call, response, asked))
-            return _marked(replace(response, body=EventStream(events)))
+            return Response(response.status, response.headers, EventStream(events), response.provenance.as_stored())
         self._refuse(request, Admission.TOO_LARGE)
         return response
 
@@ -184,8 +182,11 @@ class Admit:
     def _cost(self, response: Response, inspection: Inspection) -> float:
         """Of all calls that were made for the answer."""
         origin = response.provenance
-        usages = (Usage(origin.backend or "", inspection.input_tokens, inspection.output_tokens), *origin.beside)
-        return sum([self._prices.get(u.backend, UNPRICED).of(u.input_tokens, u.output_tokens) for u in usages])
+        price = self._prices.get(origin.backend or "", UNPRICED)
+        dollars = price.of(inspection.input_tokens, inspection.output_tokens)
+        for usage in origin.beside:
+            dollars += self._prices.get(usage.backend, UNPRICED).of(usage.input_tokens, usage.output_tokens)
+        return dollars
 
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""
@@ -222,18 +223,23 @@ class Admit:
 
 
 def _marked(response: Response) -> Response:
-    return replace(response, provenance=replace(response.provenance, stored=True))
+    return Response(response.status, response.headers, response.body, response.provenance.as_stored())
 
 
 def forbids_storing(headers: Sequence[tuple[str, str]]) -> bool:
     """Whether a backend says `Cache-Control: no-store` (RFC 9111, section 5.2.2.5)."""
-    values = [value for name, value in headers if name.lower() == "cache-control"]
-    return any(part.strip().lower() == "no-store" for value in values for part in value.split(","))
+    for name, value in headers:
+        if name.lower() == "cache-control" and any(part.strip().lower() == "no-store" for part in value.split(",")):
+            return True
+    return False
 
 
 def tags_of(*headers: str | None) -> tuple[str, ...]:
     """The tags of `Cache-Tag` headers; what exceeds the bounds is dropped."""
-    tags = [tag.strip() for header in headers if header for tag in header.split(",")]
+    tags: list[str] = []
+    for header in headers:
+        if header:
+            tags += [tag.strip() for tag in header.split(",")]
     if not tags:
         return ()
     return tuple(dict.fromkeys(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]

@@ -4,6 +4,7 @@ answer is fetched or where none can be had (RFC 5861)."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.background import Background
@@ -21,12 +22,20 @@ LOG = logging.getLogger("nearhit.store")
 
 
 class ExactLookup:
-    """`lifetime` is None where the route has its exact cache off; the stage still heeds the client's directives."""
+    """`lifetime` is None where the route has its exact cache off; the stage still heeds the client's directives.
+    `lacks` says what the store is known not to have: it is not asked for that (docs/decisions/0042)."""
 
     def __init__(
-        self, store: NearStore, clock: Clock, telemetry: Telemetry, lifetime: Lifetime | None, background: Background
+        self,
+        store: NearStore,
+        lacks: Callable[[str], bool],
+        clock: Clock,
+        telemetry: Telemetry,
+        lifetime: Lifetime | None,
+        background: Background,
     ) -> None:
         self._front = store
+        self._lacks = lacks
         self._clock = clock
         self._telemetry = telemetry
         self._lifetime = lifetime
@@ -40,8 +49,10 @@ class ExactLookup:
         if self._lifetime is None:
             return await forward(request)
         with request.trace.span("exact"):
-            entry = await self._find(request)
-        if entry is None:
+            entry = self._front.peek(request.fingerprint)
+            if entry is None and not self._lacks(request.fingerprint):
+                entry = await self._find(request)
+        if entry is None or not _own(entry, request):
             return await forward(request)
         freshness = freshness_of(entry, self._lifetime, directives, self._clock.wall())
         if freshness.fresh:
@@ -58,15 +69,15 @@ class ExactLookup:
         """The answer if it is in process memory, and fresh."""
         if self._lifetime is None:
             return None
-        entry = _own(self._front.peek(request.fingerprint), request)
-        if entry is None:
+        entry = self._front.peek(request.fingerprint)
+        if entry is None or not _own(entry, request):
             return None
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         return answer_from(request, entry, freshness, Verdict.EXACT) if freshness.fresh else None
 
     async def _find(self, request: Request) -> Entry | None:
         try:
-            return _own(await self._front.get(request.fingerprint), request)
+            return await self._front.get(request.fingerprint)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             request.trace.note = Bypass.STORE
@@ -97,9 +108,9 @@ class ExactLookup:
         return answer_from(request, entry, freshness, Verdict.STALE)
 
 
-def _own(entry: Entry | None, request: Request) -> Entry | None:
+def _own(entry: Entry, request: Request) -> bool:
     """Whose it is was decided by the key; that the record agrees is checked all the same."""
-    return entry if entry is not None and entry.scope == request.scope else None
+    return entry.scope == request.scope
 
 
 def _bypassed(response: Response, reason: Bypass) -> Response:

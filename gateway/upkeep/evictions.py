@@ -31,7 +31,8 @@ RETRY_S = 2.0
 
 
 class Evictions:
-    """`max_bytes` None: the server's own bound is the only one."""
+    """`max_bytes` None: the server's own bound is the only one. `alone`: nobody else writes into the store, so that
+    what the ledger does not know is not there."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Evictions:
         *,
         max_entries: int,
         max_bytes: int | None,
+        alone: bool = False,
     ) -> None:
         self._front = front
         self._store = store
@@ -51,6 +53,7 @@ class Evictions:
         self._clock = clock
         self._max_entries = max_entries
         self._max_bytes = max_bytes
+        self._alone = alone
         self._cycle = 1
         self._wanted = asyncio.Event()
         self._unfinished: list[tuple[str, str]] = []  # taken out of the ledger, and not yet out of the store
@@ -63,6 +66,10 @@ class Evictions:
         self.ledger.put(entry.fingerprint, size, worth_of(entry), self._cycle)
         if self._over():
             self._wanted.set()
+
+    def lacks(self, fingerprint: str) -> bool:
+        """Whether the store is known not to have it. False: it may have it; so it is until the first comparison."""
+        return self._alone and self.compared > 0 and fingerprint not in self.ledger
 
     def used(self, fingerprint: str) -> None:
         """A hit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -63,7 +63,8 @@ class ImportIncomplete(Refused):
 
 
 class Portability:
-    """What is brought in goes to the store behind `front`: it is not hot, and pushes nothing out there."""
+    """What is brought in goes to the store behind `front`: it is not hot, and pushes nothing out there. `stored` is
+    told of it."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Portability:
         removal: Removal,
         spaces: Spaces,
         dialects: Sequence[Dialect],
+        stored: Callable[[Entry, Vector | None], None],
         clock: Clock,
         max_entry: int,
     ) -> None:
@@ -79,6 +81,7 @@ class Portability:
         self._removal = removal
         self._spaces = spaces
         self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self._stored = stored
         self._clock = clock
         self._max_entry = max_entry
 
@@ -158,6 +161,7 @@ class Portability:
         self._front.forget(entry.fingerprint)
         if vector is not None:
             await space.index.add(entry.fingerprint, entry.scope, vector)
+        self._stored(entry, vector)
         return _Came.NEW
 
     async def _vector(self, carried: Carried, space: Space, done: Imported) -> Vector | None:

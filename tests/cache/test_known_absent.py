@@ -1,0 +1,122 @@
+"""The embedded store is not asked for what it is known not to have; all that is promised of it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.adapters.redis_store import RedisStore
+from gateway.messages import Entry
+from gateway.upkeep.evictions import Evictions
+from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
+from tests.fixtures.processes import served_by_process, write_config
+from tests.fixtures.stores import OutsideServer
+from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
+
+NO_FRONT = {"timeout": "10s", "front_size": "1kB"}  # too small for an entry: every hit is the store's
+
+
+def gateway_before(upstream: Upstream, directory: Path, **store: Any) -> Any:
+    config = config_of(directory, {"main": {"adapter": "openai", "url": upstream.url}}, store={**NO_FRONT, **store})
+    return gateway_of(config, EXACT_CACHE)
+
+
+async def compared(served: Served) -> None:
+    await until(lambda: served.gateway.parts.evictions.compared > 0)
+
+
+@pytest.fixture
+async def alone(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+    async with gateway_before(upstream, tmp_path) as served:
+        await compared(served)
+        yield served
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fingerprints that the store was asked for."""
+    asked, get = list[str](), RedisStore.get
+
+    async def noted(store: RedisStore, fingerprint: str) -> Entry | None:
+        asked.append(fingerprint)
+        return await get(store, fingerprint)
+
+    monkeypatch.setattr(RedisStore, "get", noted)
+    return asked
+
+
+async def test_a_miss_is_not_asked_of_the_store_and_a_hit_is(looked_up: list[str], alone: Served) -> None:
+    for number in range(5):
+        assert (await alone.chat(f"question {number}")).cache_status.startswith("nearhit; fwd=miss; stored")
+    assert not looked_up
+    for number in range(5):
+        assert (await alone.chat(f"question {number}")).cache_status.startswith("nearhit; hit")
+    assert len(looked_up) == 5
+
+
+async def test_until_the_first_comparison_the_store_is_asked(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_before(upstream, tmp_path) as served:
+        await served.chat("hi")
+
+    async def not_yet(_: Evictions) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Evictions, "compare", not_yet)
+    async with gateway_before(upstream, tmp_path) as served:
+        assert (await served.chat("hi")).cache_status.startswith("nearhit; hit")
+
+
+async def test_on_a_store_of_several_gateways_it_is_always_asked(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
+) -> None:
+    url = outside_store.url
+    async with (
+        gateway_before(upstream, tmp_path / "a", url=url) as one,
+        gateway_before(upstream, tmp_path / "b", url=url) as other,
+    ):
+        await compared(other)
+        await one.chat("hi")
+        assert (await other.chat("hi")).cache_status.startswith("nearhit; hit")
+
+
+async def test_what_was_removed_is_a_miss_and_its_next_answer_a_hit(alone: Served, upstream: Upstream) -> None:
+    await alone.chat("hi")
+    async with alone.session.post(alone.admin_url + "/admin/cache/purge", json={"all": True}) as answer:
+        assert (await answer.json())["removed"] == 1
+    assert (await alone.chat("hi")).cache_status.startswith("nearhit; fwd=miss; stored")
+    assert (await alone.chat("hi")).cache_status.startswith("nearhit; hit")
+    assert len(upstream.calls) == 2
+
+
+async def test_what_is_imported_is_found_at_once(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_before(upstream, tmp_path / "from") as served:
+        await served.chat("hi")
+        async with served.session.get(served.admin_url + "/admin/cache/export") as answer:
+            lines = await answer.read()
+    async with gateway_before(upstream, tmp_path / "to") as served:
+        await compared(served)
+        async with served.session.post(served.admin_url + "/admin/cache/import", data=lines) as answer:
+            assert (await answer.json())["imported"] == 1
+        assert (await served.chat("hi")).cache_status.startswith("nearhit; hit")
+
+
+async def test_what_was_said_to_be_stored_is_there_after_a_kill(upstream: Upstream, tmp_path: Path) -> None:
+    backends = {"main": {"adapter": "openai", "url": upstream.url}}
+    config = write_config(tmp_path, backends, EXACT_CACHE, store=NO_FRONT)
+    asked = [f"question {number}" for number in range(20)]
+    async with served_by_process(config) as served:
+        answers = await asyncio.gather(*map(served.chat, asked))
+        await served.kill()
+    assert all(answer.cache_status.startswith("nearhit; fwd=miss; stored") for answer in answers)
+    async with served_by_process(config) as served:
+        again = await asyncio.gather(*map(served.chat, asked))
+    assert all(answer.cache_status.startswith("nearhit; hit") for answer in again)
+    assert [answer.body for answer in again] == [answer.body for answer in answers]
+    assert len(upstream.calls) == len(asked)
