@@ -13,9 +13,9 @@ MOST = {
     "exact hit": (29, 30),
     "pass-through miss": (61, 64),
     "unknown path": (51, 52),
-    "exact hit on the stages' path": (131, 144),
-    "semantic hit (hash)": (212, 236),
-    "chat miss, stored in both caches": (409, 452),
+    "exact hit on the stages' path": (131, 143),
+    "semantic hit (hash)": (184, 209),
+    "chat miss, stored in both caches": (371, 404),
     "live stream, 74 events": (1920, 2040),
 }
 
