@@ -109,7 +109,7 @@ bench-capacity: setup  ## the plan's formulas against a simulation and against 1
 bench-unit-costs: setup  ## what `nearhit capacity` counts with: CPU and bytes of each kind of request (2 minutes)
 	@$(BIN)/python -m bench.unit_costs
 
-bench-semantic: setup  ## semantic hits on one core, exact hits beside them, two workers, one embedder for two processes (two minutes, idle machine)
+bench-semantic: setup  ## semantic hits on one core, two workers with a core each, exact hits beside them (two minutes, idle machine)
 	@$(BIN)/python -m bench.semantic
 
 bench-embedders: triton  ## embedding in process against through a Triton on this machine's CPU (half a minute)

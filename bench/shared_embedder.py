@@ -1,0 +1,138 @@
+"""Texts embedded by two processes with an embedder each, and by two that ask one embedder on a unix socket, which has a
+thread or two; with CPU, of all of them a text: `python -m bench.shared_embedder`, half a minute on an idle machine.
+
+A prototype of the bench: the product has none (docs/decisions/0033). Frames are a length, a question's number, and text
+or vector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvloop
+
+from bench.asked import other_case
+from bench.load import cpu_seconds
+from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
+from gateway.adapters.batching_embedder import BatchingEmbedder
+from gateway.adapters.onnx_encoder import TOGETHER, OnnxEncoder
+from gateway.modelkit.files import MODEL, default_model_dir
+
+CALLERS = 16  # of each process that has texts embedded
+MODULE = "bench.shared_embedder"
+
+
+def embedder_of(encoder: OnnxEncoder) -> BatchingEmbedder:
+    return BatchingEmbedder(encoder, at_once=TOGETHER, timeout_s=60.0)
+
+
+async def serve(path: str, threads: int) -> None:
+    encoder = OnnxEncoder(default_model_dir() / MODEL)
+    embedders = [embedder_of(encoder) for _ in range(threads)]
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer(number: int, text: str) -> None:
+            vector = (await embedders[number % threads].embed(text)).vector.tobytes()
+            writer.write(struct.pack("<II", len(vector), number) + vector)
+
+        async with asyncio.TaskGroup() as group:
+            async for number, text in frames(reader):
+                group.create_task(answer(number, text.decode()))
+
+    listening = await asyncio.start_unix_server(client, path)
+    await listening.serve_forever()
+
+
+async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes]]:
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            length, number = struct.unpack("<II", await reader.readexactly(8))
+            yield number, await reader.readexactly(length)
+
+
+async def embedded(path: str) -> tuple[int, float]:
+    """Texts within `SECONDS`, and CPU seconds of this process for them. `path` "own": here."""
+    draw, count = random.Random(), 0
+    own = embedder_of(OnnxEncoder(default_model_dir() / MODEL)) if path == "own" else None
+    waiting: dict[int, asyncio.Future[bytes]] = {}
+    if own is None:
+        reader, writer = await asyncio.open_unix_connection(path)
+
+        async def hear() -> None:
+            async for number, vector in frames(reader):
+                waiting.pop(number).set_result(vector)
+
+        hearing = asyncio.create_task(hear())
+    until, cpu = time.perf_counter() + SECONDS, time.process_time()
+
+    async def one() -> None:
+        nonlocal count
+        while time.perf_counter() < until:
+            text = other_case(draw)
+            count += 1
+            if own is not None:
+                await own.embed(text)
+                continue
+            number, said = count, text.encode()
+            waiting[number] = asyncio.get_running_loop().create_future()
+            writer.write(struct.pack("<II", len(said), number) + said)
+            await waiting[number]
+
+    await asyncio.gather(*(one() for _ in range(CALLERS)))
+    if own is None:
+        hearing.cancel()
+        writer.close()
+    return count, time.process_time() - cpu
+
+
+async def service() -> None:
+    found: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(ROUNDS):
+            for name, threads in (("one in each process", 0), ("a service, one thread", 1), ("a service, two", 2)):
+                path, serving = f"{folder}/{threads}", None
+                if threads:
+                    words = ["-m", MODULE, "--part", "serve", path, str(threads)]
+                    serving = await asyncio.create_subprocess_exec(sys.executable, *words)
+                    while not Path(path).exists():
+                        await asyncio.sleep(0.05)
+                before = cpu_seconds(serving.pid) if serving else 0.0
+                asking = (elsewhere(MODULE, "embed", path if serving else "own") for _ in range(2))
+                counts, cpus = zip(*await asyncio.gather(*asking), strict=True)
+                spent = sum(cpus) + (cpu_seconds(serving.pid) - before if serving else 0.0)
+                found.setdefault(name, []).append((sum(counts) / SECONDS, 1e6 * spent / sum(counts)))
+                if serving:
+                    serving.terminate()
+                    await serving.wait()
+                    Path(path).unlink(missing_ok=True)
+    for name, rounds in found.items():
+        rates, costs = zip(*rounds, strict=True)
+        print(f"two processes, {name}: {middle(rates, '.0f')} texts/s, CPU {middle(costs, '.0f')} us a text")
+
+
+async def part(what: str, *arguments: str) -> None:
+    if what == "serve":
+        await serve(arguments[0], int(arguments[1]))
+    else:
+        print(json.dumps(await embedded(arguments[0])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    uvloop.run(part(*given.part) if given.part else service())
+
+
+if __name__ == "__main__":
+    main()
