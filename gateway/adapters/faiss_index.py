@@ -33,9 +33,6 @@ TIMEOUT_S = 1.0  # of a search or an addition: 0.6 ms at a million entries, 28 m
 # Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
 STEP = 4096
 ADD_STEP = 64  # entries that are added in one go: 2 ms
-# Searched, and copied to grow, by the event loop itself: 36 us for so many of 384 dimensions. The way to the owner's
-# thread and back takes 21 of CPU, and more of waiting (docs/decisions/0032).
-BRIEF_ENTRIES = 1024
 
 
 class FaissIndex:
@@ -168,7 +165,7 @@ class FaissIndex:
     def _brief(self, scope: str) -> bool:
         """Whether looking through a scope takes microseconds."""
         partition = self._contents.partitions.get(scope)
-        return partition is None or (isinstance(partition, FlatPartition) and len(partition) <= BRIEF_ENTRIES)
+        return partition is None or partition.brief
 
     async def _within(self, operation: Callable[[], T], *, brief: bool) -> T:
         """For what a request waits for. Raises `IndexUnavailable`."""

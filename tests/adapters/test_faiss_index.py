@@ -212,6 +212,14 @@ async def test_the_bytes_it_reports_are_those_of_the_form_it_has() -> None:
         assert (index.bytes, index.size) == (0, 0)
 
 
+def test_what_has_few_entries_has_more_of_its_lists_looked_through() -> None:
+    plan = Plan()
+    probes = [plan.probes_for(entries) for entries in (1, 4_000, 10_000, 40_000, 160_000, 1_000_000)]
+    assert probes[1:] == [51, 32, 16, 8, 8]
+    assert probes[0] >= 1
+    assert Plan(probes=64).probes_for(1_000_000) == 64
+
+
 async def test_every_hit_is_found_among_clusters_with_the_usual_number_of_lists() -> None:
     """What matters is what could be served: the nearest one, when it is near."""
     draw = np.random.default_rng(5)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.adapters.faiss_index import BRIEF_ENTRIES, FaissIndex
+from gateway.adapters.faiss_index import FaissIndex
 from gateway.adapters.faiss_owner import Owner
+from gateway.adapters.faiss_partition import BRIEF_ENTRIES
 from gateway.messages import Vector
 from gateway.ports import StoredVector
 
@@ -104,6 +105,22 @@ async def test_small_and_large_scopes_find_the_same_while_others_use_the_index(e
         await asyncio.gather(busy(), asking(), busy(), asking())
         assert index.size == entries
     finally:
+        index.close()
+
+
+async def test_nothing_is_at_hand_while_the_index_is_in_use() -> None:
+    index, go = FaissIndex(DIMENSION, max_entries=10), threading.Event()
+    try:
+        await index.add("e", "scope", at(0.0))
+        held = asyncio.ensure_future(index._owner.run(go.wait))
+        await asyncio.sleep(0)
+        assert index.at_hand("scope", at(0.0), 1) is None
+        go.set()
+        await held
+        found = index.at_hand("scope", at(0.0), 1)
+        assert found is not None and found[0].fingerprint == "e"
+    finally:
+        go.set()
         index.close()
 
 

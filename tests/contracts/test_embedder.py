@@ -287,6 +287,15 @@ async def test_every_caller_of_a_failed_batch_gets_an_error_of_its_own(encoder: 
     embedder.close()
 
 
+async def test_only_a_recent_text_is_at_hand(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    assert embedder.at_hand("hello there") is None
+    known = await embedder.embed("hello there")
+    assert embedder.at_hand("hello there") is known
+    assert embedder.at_hand("hello") is None
+    embedder.close()
+
+
 async def test_after_close_nothing_is_accepted(encoder: ScriptedEncoder) -> None:
     embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
     embedder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -162,6 +163,24 @@ def test_hash_vectors_are_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(said) == 1
+
+
+def test_hash_vectors_are_those_of_its_fingerprint() -> None:
+    """To the bit: entries are found by vectors that were made by older gateways."""
+    texts = [
+        "How do I reset my password?",
+        "HOW do_I  reset\tmy\x1cpassword 2?",
+        "Gr\u00fc\u00dfe, \u00c4RGER und \u6f22\u5b57 \ud800!",
+        "",
+        " ?! ",
+        "a " * 300,
+    ]
+    digest = hashlib.sha256()
+    encoder = HashEncoder()
+    for made in encoder.encode(texts):
+        digest.update(made.vector.astype("<f4").tobytes() + bytes([made.truncated]) + made.tokens.to_bytes(2, "big"))
+    assert encoder.fingerprint == "hash/384/v1"
+    assert digest.hexdigest() == "630e6f3d0e19306634d05c15ce0c00e02df2dff37f6ae43ca1db29e951d34977"
 
 
 def test_hash_vectors_see_words_not_case_or_punctuation() -> None:

@@ -54,7 +54,8 @@ class RouteControl:
 
     def _forget(self) -> None:
         self.version = 0  # counts what was learnt
-        self._ledger = Ledger(self._prior)
+        self._books = Ledger(self._prior)
+        self._behind = 0  # requests that `_books` has not been told of
         self._evidence = Evidence()
         self._wrong_hits = WrongHits()
         self._requests = 0
@@ -80,9 +81,17 @@ class RouteControl:
         new = requests - self._requests
         if new > 0:
             self._requests = requests
-            self._ledger.advance(new)
+            self._behind += new
             self._pending += new
             self._unsaid.requests += new
+
+    @property
+    def _ledger(self) -> Ledger:
+        """Advanced when it is asked for: a plain threshold never does."""
+        if self._behind:
+            self._books.advance(self._behind)
+            self._behind = 0
+        return self._books
 
     # A lookup
 
