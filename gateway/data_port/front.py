@@ -12,7 +12,7 @@ Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md
 from __future__ import annotations
 
 from asyncio import Future
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +57,7 @@ class _Known:
     before_date: bytes
     length: int
     body: bytes | None  # None: it is the entry's own, which does not lie in memory
+    asked: tuple[bytes, int]  # `Head.decisive`, and how long the request's body is
     frame: tuple[bytes, bytes] | None = None  # of the record, where its entry has no room in memory
 
     @property
@@ -142,12 +143,13 @@ class Front:
         self._clock = clock
         self._ids = RequestIds()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._asked: Counter[tuple[bytes, int]] = Counter()  # of the known ones
         self._formed_bytes = 0
 
     def answer(self, head: Head, body: bytes) -> bytes | Recall | None:
         """The whole answer to a request on a connection that goes on; it is counted and logged. A `Recall`: the store
         is to be asked for it. None: the stages are to be asked."""
-        if head.length > MAX_BODY or head.method != "POST" or not self._known:
+        if (head.decisive, head.length) not in self._asked:  # not worth a digest
             return None
         key = sha256(head.decisive + body).digest()
         known = self._known.get(key)
@@ -254,6 +256,7 @@ class Front:
             b"Content-Length: %d\r\nDate: " % len(answer),
             len(answer),
             answer,
+            (head.decisive, len(body)),
         )
         if self._store.peek(entry.fingerprint) is not entry:  # it has no room in memory, or has made room already
             if not known.as_stored:
@@ -267,11 +270,16 @@ class Front:
     def _remember(self, key: bytes, known: _Known) -> None:
         self._forget(key)
         self._known[key] = known
+        self._asked[known.asked] += 1
         self._formed_bytes += known.formed
         while len(self._known) > MAX_KNOWN or self._formed_bytes > MAX_FORMED_BYTES:
             self._forget(next(iter(self._known)))
 
     def _forget(self, key: bytes) -> None:
         known = self._known.pop(key, None)
-        if known is not None:
-            self._formed_bytes -= known.formed
+        if known is None:
+            return
+        self._formed_bytes -= known.formed
+        self._asked[known.asked] -= 1
+        if not self._asked[known.asked]:
+            del self._asked[known.asked]

@@ -60,7 +60,8 @@ class Straight:
         self._table = table
         self.observer = observer
         self._telemetry = telemetry
-        self.clock = clock
+        self._clock = clock
+        self.now = clock.monotonic
         self._keyring = keyring
         self._beside = beside
         self.ids = RequestIds()
@@ -74,13 +75,14 @@ class Straight:
         """Whose requests they are."""
         self.service = service
         self._on = self._on and not service.fits
-        self.loop = asyncio.get_running_loop()
+        self._max_inflight = service.config.max_inflight
+        self.loop_time = asyncio.get_running_loop().time
 
     def begin(self, head: Head, body: bytes, to: Client) -> Underway | None:
         """Sends it, if it goes straight; what comes of that is told to `to`. None: the stages are to be asked."""
         if head.length > MAX_BODY:
             return None
-        received, plan = self.clock.monotonic(), self._plan_of(head)
+        received, plan = self.now(), self._plan_of(head)
         if plan is None:
             return None
         if plan.dialect is not None:
@@ -92,7 +94,7 @@ class Straight:
             way, sent, asked = plan.passing, body, None
         service, lane, gate = self.service, way.lane, way.gate
         inflight = service.inflight if self._beside is None else service.inflight + self._beside()
-        if inflight >= service.config.max_inflight:
+        if inflight >= self._max_inflight:
             return None
         if not lane.plain(way.tenant, received) or not gate.take():
             return None
@@ -128,7 +130,7 @@ class Straight:
     def _found(self, head: Head, plan: Plan, name: bytes, model: str) -> Way | None:
         if len(name) > MAX_NAME:
             return None
-        way = plan.ways[name] = way_of(head, plan, model, self._telemetry, self.clock)
+        way = plan.ways[name] = way_of(head, plan, model, self._telemetry, self._clock)
         self._count += 1
         if self._count > MAX_WAYS:
             self._forget()
@@ -169,7 +171,7 @@ class Straight:
         if plan is not None and plan.dialect is not None and not self._calls:
             plan = None
         elif plan is not None and plan.dialect is None:
-            way = way_of(head, plan, "", self._telemetry, self.clock)
+            way = way_of(head, plan, "", self._telemetry, self._clock)
             plan = None if way is None else plan.through(way)
         self._plans[head.decisive] = plan
         return plan

@@ -86,9 +86,9 @@ class Underway:
         self._began = 0.0  # its answer, where the head came before the body
         self._id = straight.ids.of(head.headers)
         self._ahead = way.lane.sets_out(asked)
-        self._at = at = straight.clock.monotonic()
-        way.direct.pool.budget.asked(at)
-        self._due = due = straight.loop.time() + (way.upload_limit_s if body else way.limit_s)
+        self._at = at = straight.now()
+        way.budget.asked(at)
+        self._due = due = straight.loop_time() + (way.upload_limit_s if body else way.limit_s)
         self._answer = connection.send(way.request(head.traces, sent), due, self._heard)
 
     def cancel(self) -> None:
@@ -101,7 +101,7 @@ class Underway:
         if answer.status != 200 or not answer.whole or not to.stays or not way.takes(answer.noted):
             return self._otherwise()
         straight, lane = self._straight, way.lane
-        now, at, names = straight.clock.monotonic(), self._at, straight.names
+        now, at, names = straight.now(), self._at, straight.names
         lines, limited = [], False
         for name, value in answer.headers:
             does = names[name]
@@ -109,7 +109,7 @@ class Underway:
                 lines.append(f"{name}: {value}\r\n")
                 limited = limited or does == LIMITS
         text = "".join(lines)
-        if text.count("\n") != len(lines):
+        if text.count("\n") != len(lines) or text.count("\r") != len(lines):
             return self._hand_over()  # whoever builds the head refuses it
         pieces, upstream_s = answer.pieces, now - at
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -133,9 +133,9 @@ class Underway:
         if waits and answer.status == 200 and not answer.whole and answer.error is None and way.takes(answer.noted):
             length = answer.noted.get("content-length", "")
             if length.isascii() and length.isdigit() and int(length) <= MAX_ANSWER:
-                self._began = self._began or self._straight.clock.monotonic()
+                self._began = self._began or self._straight.now()
                 limit_s = way.direct.backend.timeouts.idle if answer.unread else way.limit_s
-                self._connection.tell(self._straight.loop.time() + limit_s, self._heard)
+                self._connection.tell(self._straight.loop_time() + limit_s, self._heard)
                 return
         self._hand_over()
 

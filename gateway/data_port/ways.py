@@ -4,7 +4,8 @@ answer. Pure but for what it refers to."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from multidict import CIMultiDict
 
@@ -33,6 +34,7 @@ from gateway.ports import Clock
 from gateway.response_headers import explaining
 from gateway.routing.balance import PeakEwma
 from gateway.routing.budget import HEADERS as BUDGETS
+from gateway.routing.retry import RetryBudget
 
 JSON = "application/json"
 METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
@@ -50,12 +52,14 @@ class Table(Protocol):
     def chains(self) -> Mapping[str, Any]: ...
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Way:
     """Where requests with one head, for one model, go, and what of them and of their answers is always the same."""
 
     direct: Direct
     lane: Lane
     gate: Gate
+    budget: RetryBudget
     connections: Connections
     route: str
     tenant: str
@@ -168,6 +172,7 @@ def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Cloc
         direct=direct,
         lane=lane,
         gate=backend.gate,
+        budget=direct.pool.budget,
         connections=direct.client.client.pool,
         route=route.name,
         tenant=plan.tenant,

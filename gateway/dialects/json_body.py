@@ -34,7 +34,7 @@ def read_object(body: bytes) -> tuple[dict[str, Any], bytes]:
         written = orjson.dumps([[value]])
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deeply") from None
-    if body.count(b'":') != written.count(b'":'):
+    if body.count(b":") != written.count(b":"):  # a quarter of the time of `":`, and keys may have a space behind them
         _refuse_duplicate_keys(body)
     return value, written[2:-2]
 

@@ -148,12 +148,13 @@ def _check(body: Mapping[str, Any], operation: str) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise wrong("model", "a non-empty string")
-    for field, types, expected in OPTIONAL:
-        if (value := body.get(field)) is not None and not isinstance(value, types):
-            raise wrong(field, expected)
-    for field in COUNTS:
-        if field in body:
-            check_count(body, field)
+    if not SELDOM.isdisjoint(body):
+        for field, types, expected in OPTIONAL:
+            if (value := body.get(field)) is not None and not isinstance(value, types):
+                raise wrong(field, expected)
+        for field in COUNTS:
+            if field in body:
+                check_count(body, field)
     if "temperature" in body:
         check_temperature(body)
     if operation == "chat.completions":
@@ -171,6 +172,7 @@ OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("stream_options", dict, "an object"),
     ("user", str, "a string"),
 )
+SELDOM = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})
 
 
 def _check_messages(messages: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from gateway.observing.metrics import Counter, Gauge, Histogram, Labels
+from gateway.observing.metrics import Counter, Gauge, Histogram, Labels, Series
 from gateway.observing.telemetry import Telemetry
 
 # Gauges of what each process has a part of. All others are of what they share, or of how bad it is: the largest counts.
@@ -27,7 +27,7 @@ def packed(telemetry: Telemetry) -> bytes:
     figures: dict[str, Any] = {}
     for metric in telemetry.metrics():
         if isinstance(metric, Histogram):
-            figures[metric.name] = [(labels, metric.counts[labels], metric.sums[labels]) for labels in metric.counts]
+            figures[metric.name] = [(labels, series, series.total) for labels, series in metric.counts.items()]
         else:
             figures[metric.name] = list(_values(metric))
     data: bytes = msgpack.packb(figures)
@@ -71,14 +71,14 @@ def _values(metric: Counter | Gauge | Histogram) -> Iterable[tuple[Labels, float
 
 
 def _add_counts(metric: Histogram, own: Histogram, rows: Iterable[Any]) -> None:
-    metric.counts = {labels: list(counts) for labels, counts in own.counts.items()}
-    metric.sums, metric.exemplars = dict(own.sums), own.exemplars
+    metric.counts = {labels: Series(series, series.total) for labels, series in own.counts.items()}
+    metric.exemplars = own.exemplars
     for row in rows:
         for names, counts, total in row:
             labels = tuple(names)
-            before = metric.counts.get(labels, [0] * len(counts))
-            metric.counts[labels] = [a + b for a, b in zip(before, counts, strict=True)]
-            metric.sums[labels] = metric.sums.get(labels, 0.0) + total
+            before = metric.begun(labels)
+            added = [a + b for a, b in zip(before, counts, strict=True)]
+            metric.counts[labels] = Series(added, before.total + total)
 
 
 def _choose(metric: Gauge, rows: Iterable[Any]) -> None:

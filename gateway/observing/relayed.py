@@ -9,6 +9,7 @@ from gateway.observing.repeated import NO_LABELS, inner
 from gateway.observing.telemetry import Telemetry
 
 UPSTREAM = "upstream"
+_COMMON = COMMON.decode()
 
 
 class Relayed:
@@ -33,14 +34,12 @@ class Relayed:
         whole = [(telemetry.request_seconds, (route, Verdict.BYPASS))]
         self.tally = Tally(counters, [upstream, whole, [(telemetry.overhead_seconds, NO_LABELS)]])
         said = {"method": method, "path": path if dialect else "(pass-through)", "status": 200, "route": route}
-        self._before_ms = inner({**said, "tenant": tenant[:12]})
+        self._before_ms = inner({**said, "tenant": tenant[:12]}).decode()
         named = {"dialect": dialect} if dialect else {}
-        self._behind_timing = inner({**named, "verdict": Verdict.BYPASS, "reason": bypass, "backend": backend})
+        self._behind_timing = inner({**named, "verdict": Verdict.BYPASS, "reason": bypass, "backend": backend}).decode()
 
     def line(self, request_id: str, seconds: float, upstream_s: float, wall: float) -> bytes:
         """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are."""
-        now, us, upstream_us = int(1e3 * wall + 0.5), int(1e6 * seconds + 0.5), int(1e6 * upstream_s + 0.5)
-        return b'{"time":%d.%03d,%b,"id":"%b",%b,"ms":%d.%03d,"timing_ms":{"upstream":%d.%03d},%b}' % (
-            now // 1000, now % 1000, COMMON, request_id.encode(), self._before_ms, us // 1000, us % 1000,
-            upstream_us // 1000, upstream_us % 1000, self._behind_timing,
-        )  # fmt: skip
+        ms, upstream_ms = 1e3 * seconds, 1e3 * upstream_s
+        start = f'{{"time":{wall:.3f},{_COMMON},"id":"{request_id}",{self._before_ms},"ms":{ms:.3f}'
+        return f'{start},"timing_ms":{{"{UPSTREAM}":{upstream_ms:.3f}}},{self._behind_timing}}}'.encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gateway.observing.metrics import LATENCY_BUCKETS
 from gateway.observing.telemetry import Telemetry
@@ -29,6 +29,6 @@ def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[Fault]:
 
 
 def _never_kept(telemetry: Telemetry, backend: str, budget_s: float) -> bool:
-    counts = telemetry.backend_seconds.counts.get((backend,), [])
+    counts: Sequence[int] = telemetry.backend_seconds.counts.get((backend,), [])
     # The bucket in which the budget lies holds answers on both sides of it: only an empty one says anything.
     return sum(counts) >= MIN_ANSWERS and not any(counts[: bisect_left(LATENCY_BUCKETS, budget_s) + 1])

@@ -8,8 +8,6 @@ then on each is read as it comes, for as long as somebody has asked of late.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 
 from gateway.routing.latency import CONFIDENCE, HALF_LIFE_S, Asked, LatencyBook, Prediction
 
@@ -22,7 +20,7 @@ class UnreadBook:
 
     def __init__(self) -> None:
         self._book = LatencyBook()
-        self._unread: deque[Callable[[], None]] = deque(maxlen=UNREAD)
+        self._unread: deque[tuple[Asked, int, float, float, int, float]] = deque(maxlen=UNREAD)
         self._asked = float("-inf")  # when it was asked last
 
     def predict(self, asked: Asked, *, load: int, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
@@ -35,17 +33,7 @@ class UnreadBook:
         self, asked: Asked, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
         """As `LatencyBook.observe`."""
-        self._unread.append(
-            partial(
-                self._book.observe,
-                asked,
-                load=load,
-                ttft_s=ttft_s,
-                total_s=total_s,
-                output_tokens=output_tokens,
-                now=now,
-            )
-        )
+        self._unread.append((asked, load, ttft_s, total_s, output_tokens, now))
         if now - self._asked <= HALF_LIFE_S:
             self._read()
 
@@ -56,4 +44,5 @@ class UnreadBook:
 
     def _read(self) -> None:
         while self._unread:
-            self._unread.popleft()()
+            asked, load, ttft_s, total_s, tokens, now = self._unread.popleft()
+            self._book.observe(asked, load=load, ttft_s=ttft_s, total_s=total_s, output_tokens=tokens, now=now)

@@ -137,7 +137,7 @@ class One:
             if isinstance(metric, Counter):
                 found[name] = dict(metric.values)
             elif isinstance(metric, Histogram):
-                found[name] = (dict(metric.counts), dict(metric.sums))
+                found[name] = {labels: (list(each), each.total) for labels, each in metric.counts.items()}
         return found
 
     def books(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class One:
         gate: Any = lane.backend._gate  # type: ignore[attr-defined]
         return {
             "load": (lane.load, lane._telling, gate.inflight, self.served.gateway.data_port.inflight),
-            "unread": [(each.args, each.keywords) for each in lane.latency._unread],
+            "unread": list(lane.latency._unread),
             "record": lane.record.counts(self.clock.monotonic()),
             "paces": {kind: pace.seconds for kind, pace in lane._paces.items()},
             "waits": dict(lane.waits.until),
