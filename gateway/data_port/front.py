@@ -24,7 +24,7 @@ from gateway.access.permits import Permit
 from gateway.cache.freshness import SKEW_S
 from gateway.cache.records import frame_of
 from gateway.data_port.heads import Head
-from gateway.data_port.wire import fields_of, http_date, status_line
+from gateway.data_port.wire import STATUS_LINES, fields_of, http_date
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Request, Response, Verdict
 from gateway.observing.decimals import tenths_of_millis
@@ -251,7 +251,7 @@ class Front:
             repeated_of(trace, trace.dialect, entry, lifetime, request.path),
             entry.created,
             lifetime.ttl_of(entry),
-            status_line(200) + fields_of(response.headers),
+            STATUS_LINES[200] + fields_of(response.headers),
             route.encode(),
             b"Content-Length: %d\r\nDate: " % len(answer),
             len(answer),

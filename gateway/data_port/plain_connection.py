@@ -15,18 +15,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.bodies import AtHand, close_body, drain
+from gateway.bodies import AtHand
 from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.refusals import refused
-from gateway.data_port.relaying import relayed
+from gateway.data_port.relaying import send, send_whole
 from gateway.data_port.service import at_hand
 from gateway.data_port.underway import Underway
-from gateway.data_port.wire import LAST_CHUNK, Headers, bodiless, stream_head, whole_answer
+from gateway.data_port.wire import whole_answer
 from gateway.errors import StreamBroken
-from gateway.messages import Begun, Request, Response, Tunnel, Whole
-from gateway.response_headers import answer_headers
+from gateway.messages import Begun, Whole
 
 if TYPE_CHECKING:
     from gateway.data_port.connections import Connections
@@ -270,11 +269,12 @@ class PlainConnection(asyncio.Protocol):
         self._transport.write(whole_answer("", 500, headers, data, keep_alive=False))
 
     async def _respond(self, head: Head, body: bytes, begun: Begun | None) -> bool:
-        """Whether the client has been told that the connection goes on."""
+        """Whether the client was told that the connection goes on."""
         server, service = self._server, self._server.service
-        early = await service.early(head.method, head.path, head.headers)
+        early = None if head.method == "POST" else await service.early(head.method, head.path, head.headers)
         if early is not None and isinstance(early.body, Whole):
-            return await self._send_whole(head.method, early.status, early.headers, early.body.data)
+            data, goes_on = early.body.data, self._goes_on
+            return await send_whole(self._out, head.method, early.status, early.headers, data, keep_alive=goes_on)
         table = server.table()
         request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
         if begun is not None:
@@ -283,33 +283,7 @@ class PlainConnection(asyncio.Protocol):
         answer = at_hand(response.body)
         if answer is not None:
             server.front.learn(head, body, table, request, response, answer)
-        return await self._send(request, response, answer)
-
-    async def _send(self, request: Request, response: Response, whole: bytes | None) -> bool:
-        headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
-        body, status, goes_on, out = response.body, response.status, self._goes_on, self._out
-        assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
-        try:
-            if whole is not None:
-                return await self._send_whole(request.method, status, headers, whole)
-            start, chunked = stream_head(request.method, status, headers, keep_alive=goes_on)
-            out.write(start)
-            if bodiless(request.method, status):
-                await drain(body)
-                return goes_on
-            await relayed(body, out, chunked=chunked)
-            if chunked:
-                out.write(LAST_CHUNK)
-            await out.taken()
-        finally:
-            await close_body(body)
-        return goes_on
-
-    async def _send_whole(self, method: str, status: int, headers: Headers, body: bytes) -> bool:
-        goes_on = self._goes_on
-        self._out.write(whole_answer(method, status, headers, body, keep_alive=goes_on))
-        await self._out.taken()
-        return goes_on
+        return await send(self._out, request, response, answer, keep_alive=self._goes_on)
 
     def _go_on(self) -> None:
         """With what came meanwhile."""

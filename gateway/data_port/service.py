@@ -61,17 +61,18 @@ class Service:
         )
 
     async def early(self, method: str, path: str, headers: Mapping[str, str]) -> Response | None:
-        """The answer to what no stage is asked about."""
+        """The answer to what no stage is asked about; POST is none of it."""
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
             return await self._report(path)
         preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
         return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), Whole(b""))
 
-    async def answer(self, request: Request) -> Response:
+    def answer(self, request: Request) -> Awaitable[Response]:
         """As this client may and can take it."""
+        return self._fitting(request) if self.fits else self.handler(request)
+
+    async def _fitting(self, request: Request) -> Response:
         response = await self.handler(request)
-        if not self.fits:
-            return response
         headers = self._cors.added(request.headers, response.headers)
         if headers is not None:
             response = replace(response, headers=tuple(headers))

@@ -18,7 +18,7 @@ from gateway.backends.lane import Lane
 from gateway.cache.directives import parse_directives
 from gateway.credentials import key_of, tenant_of
 from gateway.data_port.heads import TRACING, Head
-from gateway.data_port.wire import fields_of, status_line
+from gateway.data_port.wire import STATUS_LINES, fields_of
 from gateway.dialects.known import dialect_of, understands
 from gateway.dialects.openai import OPERATIONS, OpenAI
 from gateway.errors import BadRequest
@@ -194,7 +194,7 @@ def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Cloc
             method=head.method,
             path=head.path,
         ),
-        start=status_line(200),
+        start=STATUS_LINES[200],
         behind_id=b"\r\nServer: nearhit\r\n" + (explained if direct.exposes else b""),
         exposes=direct.exposes,
     )

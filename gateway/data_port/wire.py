@@ -83,11 +83,19 @@ def head_of(status: int, headers: Headers, *, length: int | None = None, keep_al
     line: an answer cannot be split in two."""
     ends = "" if length is None else f"Content-Length: {length}\r\n"
     closes = "" if keep_alive else "\r\nConnection: close"
-    return status_line(status) + fields_of(headers) + f"{ends}Date: {rfc822_formatted_time()}{closes}\r\n\r\n".encode()
+    date = rfc822_formatted_time()
+    return STATUS_LINES[status] + fields_of(headers) + f"{ends}Date: {date}{closes}\r\n\r\n".encode()
 
 
-def status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\n".encode()
+class _StatusLines(dict[int, bytes]):
+    """There are a thousand at most."""
+
+    def __missing__(self, status: int) -> bytes:
+        line = self[status] = f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\n".encode()
+        return line
+
+
+STATUS_LINES = _StatusLines()
 
 
 def fields_of(headers: Headers) -> bytes:

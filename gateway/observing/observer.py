@@ -107,7 +107,7 @@ class Observer:
         """All that `begin`, `first_byte` and `over` leave of an answer that passed straight through, and its backend's
         figures, where there are no traces. `received`: monotonic seconds."""
         seconds = self._clock.monotonic() - received
-        what.tally.add(upstream_s, seconds, max(0.0, seconds - upstream_s))
+        what.tally.add(upstream_s, seconds, seconds - upstream_s if seconds > upstream_s else 0.0)
         logged = self._access_log if self._shares.all or self._shares.keep(Verdict.BYPASS, 200) else None
         watched = self._decisions.watches
         if logged is not None or watched:

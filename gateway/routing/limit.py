@@ -41,6 +41,7 @@ HELPED = 0.7  # between 1/2, what half the calls take if they queued, and 1, if 
 PROBE_HELPED = 0.84  # likewise between `PROBE_SHARE` and 1
 DROPPED = 0.9  # of the limit is left when a backend says itself that it is overloaded: Netflix's backoffRatio
 MIN_SECONDS = 0.02  # what is faster is not told apart: nobody notices it, and a busy event loop takes as long
+LOG_MIN_SECONDS = log(MIN_SECONDS)
 
 
 class Limit:
@@ -82,9 +83,12 @@ class Limit:
         `kind`: what answers have in common that take alike; a small number of values."""
         if not self._adaptive or asked < self._opened:
             return
-        self._peak = max(self._peak, inflight)
-        took = log(max(MIN_SECONDS, now - asked))
-        sums = self._logs.setdefault(kind, [0, 0.0, 0.0])
+        if inflight > self._peak:
+            self._peak = inflight
+        took = log(now - asked) if now - asked > MIN_SECONDS else LOG_MIN_SECONDS
+        sums = self._logs.get(kind)
+        if sums is None:
+            sums = self._logs[kind] = [0, 0.0, 0.0]
         sums[0] += 1
         sums[1] += took
         sums[2] += took * took
