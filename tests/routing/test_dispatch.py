@@ -193,7 +193,7 @@ async def test_who_waits_for_a_request_without_time_is_not_refused_with_it(
             return super().encode(texts)
 
     held = Held()
-    monkeypatch.setattr(app, "build_embedder", lambda _: (held, BatchingEmbedder(held)))
+    monkeypatch.setattr(app, "build_embedder", lambda *_: (held, BatchingEmbedder(held)))
     policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, late: refuse")
     async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
         flights = served.gateway.parts.flights
@@ -340,7 +340,7 @@ async def test_what_was_spent_before_the_choice_is_no_longer_in_the_budget(
             return super().encode(texts)
 
     slow = Slow()
-    monkeypatch.setattr(app, "build_embedder", lambda _: (slow, BatchingEmbedder(slow)))
+    monkeypatch.setattr(app, "build_embedder", lambda *_: (slow, BatchingEmbedder(slow)))
     async with gateway_of(config_of(tmp_path, backends(light, large)), TIERS, clock=clock) as served:
         observe(served, "large", 0.5)
         assert backend_of(await served.chat(HARD, headers={"x-latency-budget-ms": "1200"})) == "large"
