@@ -32,7 +32,10 @@ class Tap(Generic[T]):
 
 
 class Source(Protocol[T_co]):
-    """Where a stream comes from. It may have an `aclose()`."""
+    """Where a stream comes from. It may have an `aclose()`. `dry`: what `take` has just returned was all that there is,
+    so that nothing more comes of it before it is waited for, or tells."""
+
+    dry: bool
 
     def take(self) -> Sequence[T_co] | None:
         """What has come since the last time; None: nothing yet; empty: the end. Raises `StreamBroken`."""
@@ -57,6 +60,7 @@ class Flow(AsyncIterator[T], Generic[T]):
         self._taps = list(taps)  # those that have not been closed, from the source on
         self._saws = [tap.saw for tap in taps if tap.saw is not None]
         self._over = False  # the source has no more
+        self.dry = False  # see `Source`
         self._read: Iterator[T] = iter(())  # of a batch that is read item by item
 
     @property
@@ -86,6 +90,7 @@ class Flow(AsyncIterator[T], Generic[T]):
             for saw in self._saws:
                 items = saw(items)
             if items:
+                self.dry = self._source.dry
                 return items
         return ()
 
@@ -136,7 +141,7 @@ class Flow(AsyncIterator[T], Generic[T]):
 
     def _broken(self, error: StreamBroken) -> Sequence[T]:
         """What is said instead; those that come after who says it see a stream that ends."""
-        self._over = True
+        self._over, self.dry = True, False
         while self._taps:
             tap = self._taps.pop(0)
             said = None if tap.broke is None else tap.broke(error)
@@ -162,7 +167,7 @@ class Flow(AsyncIterator[T], Generic[T]):
 class _Drawn(Generic[T]):
     """A source that is an iterator: item by item, and it cannot tell."""
 
-    tells = False
+    tells, dry = False, True
 
     def __init__(self, inner: AsyncIterator[T]) -> None:
         self._inner = inner
@@ -268,6 +273,8 @@ class _Pump(Generic[T]):
             while items := self._flow.take():
                 if not self._write(items):
                     waiter.set_result(True)
+                    return
+                if self._flow.dry:
                     return
             if items is not None:
                 waiter.set_result(False)

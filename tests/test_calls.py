@@ -16,7 +16,7 @@ MOST = {
     "exact hit on the stages' path": (126, 139),
     "semantic hit (hash)": (181, 206),
     "chat miss, stored in both caches": (368, 401),
-    "live stream, 74 events": (1920, 2040),
+    "live stream, 74 events": (1450, 1570),
 }
 
 

@@ -83,7 +83,7 @@ class Exchange:
     def _flow(self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]) -> Flow[T]:
         answer = self._answer
         if isinstance(answer, Answer):
-            return Flow(_Telling(self, first, feed, close, answer), Tap(closed=self.close))
+            return Flow(_Telling(self, answer, first, feed, close), Tap(closed=self.close))
         return Flow(_Body(self, first, feed, close), Tap(closed=self.close))
 
     async def read(self) -> bytes:
@@ -100,7 +100,7 @@ class Exchange:
         """For how many seconds it may be silent, and when it has to be over, by the event loop's time."""
         return self._timeouts.idle, self._deadline
 
-    def broken(self, error: ExchangeFailed) -> StreamBroken:
+    def broken(self, error: BaseException) -> StreamBroken:
         if not isinstance(error, TimedOut):
             return StreamBroken(f"backend '{self._name}' broke off ({error})")
         what = "exceeded its total time" if self._loop.time() >= self._deadline else "fell silent"
@@ -115,7 +115,7 @@ class Exchange:
 class _Body(Generic[T]):
     """The rest of a body as a source: what `feed` makes of each piece, and `close` of the end. Implements `Source`."""
 
-    tells = False
+    tells, dry = False, True
 
     def __init__(
         self, exchange: Exchange, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
@@ -126,18 +126,14 @@ class _Body(Generic[T]):
         self._close: Callable[[], Sequence[T]] | None = close
 
     def take(self) -> Sequence[T] | None:
-        while (piece := self._next()) is not None:
-            if not piece:
-                close, self._close = self._close, None
-                return () if close is None else close()
-            items = self._feed(piece)
-            if items:
-                return items
-        return None
-
-    def _next(self) -> bytes | None:
         piece, self._piece = self._piece, None
-        return piece
+        if not piece:
+            return None if piece is None else self._end()
+        return self._feed(piece) or None
+
+    def _end(self) -> Sequence[T]:
+        close, self._close = self._close, None
+        return () if close is None else close()
 
     async def wait(self) -> None:
         self._piece = await self._exchange.read()
@@ -154,21 +150,30 @@ class _Telling(_Body[T]):
     def __init__(
         self,
         exchange: Exchange,
+        answer: Answer,
         first: bytes,
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],
-        answer: Answer,
     ) -> None:
         super().__init__(exchange, first, feed, close)
         self._answer = answer
 
-    def _next(self) -> bytes | None:
-        if self._piece is not None:
-            return super()._next()
-        try:
-            return self._answer.poll()
-        except ExchangeFailed as error:
-            raise self._exchange.broken(error) from None
+    def take(self) -> Sequence[T] | None:
+        answer = self._answer
+        while True:
+            if self._piece is not None:
+                items = super().take()
+            elif answer.pieces:
+                items = self._feed(answer.take())
+            elif answer.whole:
+                return self._end()
+            elif answer.error is not None:
+                raise self._exchange.broken(answer.error)
+            else:
+                return None
+            if items:
+                self.dry = not (answer.pieces or answer.whole or answer.error)
+                return items
 
     def tell(self, wake: Callable[[], None] | None) -> None:
         self._answer.tell(wake, *self._exchange.limits)

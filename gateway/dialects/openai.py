@@ -92,7 +92,10 @@ class OpenAI(Conversational):
         return bool(options and options.get("include_usage")) or not answers.is_usage_chunk(event.data)
 
     def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
-        return tuple([event for event in events if event.data.find(b'"usage"') < 0 or self.shown(call, event)])
+        for event in events:
+            if event.data.find(b'"usage"') >= 0:  # seldom, of what a model says
+                return tuple([event for event in events if self.shown(call, event)])
+        return events
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         return answers.OpenAITextAnswer(call.operation, answer_id, created, model)

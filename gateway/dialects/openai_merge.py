@@ -67,11 +67,13 @@ def _unite(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = Fal
     """The last value that says something counts; objects are united; with `grow`, lists are joined."""
     for key, value in given.items():
         before = merged.get(key)
-        if isinstance(before, dict) and isinstance(value, dict):
+        if before is None or (value and isinstance(value, str)):
+            merged[key] = value
+        elif isinstance(before, dict) and isinstance(value, dict):
             _unite(before, value, grow=grow and key == "logprobs")
         elif grow and isinstance(before, list) and isinstance(value, list):
             before.extend(value)
-        elif before is None or not (value is None or value in ("", [], {}) or (key == "created" and value == 0)):
+        elif not (value is None or value in ("", [], {}) or (key == "created" and value == 0)):
             merged[key] = value
 
 

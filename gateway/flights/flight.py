@@ -74,7 +74,8 @@ class Flight:
 
     def _leave(self, reader: _Reader) -> None:
         self._positions.pop(reader, None)
-        self._take()
+        if self._taken is not None:
+            self._taken.set()
         if not self._positions and not self._over:
             self.task.cancel()
 
@@ -91,7 +92,9 @@ class Flight:
             if len(items) > 1:
                 del items[_up_to(MAX_BUFFER_BYTES // BATCH_PART, items) :]
             self._positions[reader] = position + len(items)
-            self._take()
+            reader.dry = at + len(items) == len(self._items) and not self._over
+            if self._taken is not None:
+                self._taken.set()
             return items
         if self._error is not None:
             raise self._error
@@ -103,10 +106,6 @@ class Flight:
             self._wakes.pop(reader, None)
         else:
             self._wakes[reader] = wake
-
-    def _take(self) -> None:
-        if self._taken is not None:
-            self._taken.set()
 
     # The flight's side
 
@@ -192,11 +191,12 @@ class Flight:
 class _Reader:
     """Implements `Source`."""
 
-    __slots__ = ("_flight",)
+    __slots__ = ("_flight", "dry")
     tells = True
 
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
+        self.dry = False
 
     def take(self) -> Sequence[Any] | None:
         return self._flight.next_of(self)
