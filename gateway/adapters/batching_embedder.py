@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -181,15 +181,24 @@ class BatchingEmbedder:
     def _deliver(self, questions: Sequence[_Question], answer: dict[str, Embedding] | str) -> None:
         """On the loop. An answer of any kind shows that the worker is alive."""
         self._timeouts = 0
-        for question in questions:
+        for text, embedding in ({} if isinstance(answer, str) else answer).items():
+            if len(text) <= RECENT_CHARACTERS:
+                self._recent[text] = embedding
+        while len(self._recent) > RECENT_TEXTS:
+            self._recent.popitem(last=False)
+        self._tell(deque(questions), answer)
+
+    def _tell(self, left: deque[_Question], answer: dict[str, Embedding] | str) -> None:
+        """One caller a turn of the loop: what each then does takes up to a millisecond, and what has come for others
+        meanwhile is read between two turns."""
+        while left:
+            question = left.popleft()
             if question.answer.done():
                 continue
             if isinstance(answer, str):
                 question.answer.set_exception(EmbedderUnavailable(answer))
             else:
                 question.answer.set_result(answer[question.text])
-        for text, embedding in ({} if isinstance(answer, str) else answer).items():
-            if len(text) <= RECENT_CHARACTERS:
-                self._recent[text] = embedding
-        while len(self._recent) > RECENT_TEXTS:
-            self._recent.popitem(last=False)
+            if left:
+                question.answer.get_loop().call_soon(self._tell, left, answer)
+            return

@@ -133,6 +133,25 @@ async def test_who_asked_first_does_not_wait_for_the_rest_of_a_batch(encoder: Sc
     embedder.close()
 
 
+async def test_callers_of_one_pass_go_on_in_turns_of_their_own(encoder: ScriptedEncoder) -> None:
+    """What has come for others is looked at between them."""
+    embedder, loop, order = BatchingEmbedder(encoder, timeout_s=PATIENCE_S), asyncio.get_running_loop(), list[str]()
+    first = await hung(encoder, embedder)
+
+    async def caller(text: str) -> None:
+        await embedder.embed(text)
+        order.append(text)
+        loop.call_soon(order.append, "others")
+
+    tasks = [asyncio.create_task(caller(text)) for text in ("a", "b", "c")]
+    await asyncio.sleep(0)
+    encoder.gate.set()
+    await asyncio.gather(first, *tasks)
+    assert encoder.batches == [["first"], ["a", "b", "c"]]
+    assert order[:4] == ["a", "others", "b", "others"]
+    embedder.close()
+
+
 async def test_a_text_that_was_begun_is_encoded_once(encoder: ScriptedEncoder) -> None:
     embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
     encoder.gate.clear()

@@ -43,7 +43,7 @@ class Unreliable(HashEncoder):
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
     encoder = Unreliable()
 
-    def build(config: Any) -> tuple[Unreliable, BatchingEmbedder]:
+    def build(config: Any, data_dir: Path) -> tuple[Unreliable, BatchingEmbedder]:
         return encoder, BatchingEmbedder(encoder, timeout_s=TIMEOUT_S)
 
     monkeypatch.setattr(app, "build_embedder", build)
