@@ -84,6 +84,11 @@ class Ledger:
     def names(self) -> list[str]:
         return list(self._places)
 
+    def known_since(self, fingerprint: str, cycle: int) -> bool:
+        """Whether it was put or seen since `cycle` began."""
+        place = self._places.get(fingerprint)
+        return place is not None and place.cycle >= cycle
+
     def unseen(self, fingerprint: str, cycle: int) -> bool:
         """Whether it neither was put nor seen since `cycle` began."""
         place = self._places.get(fingerprint)

@@ -69,7 +69,9 @@ class Evictions:
 
     def lacks(self, fingerprint: str) -> bool:
         """Whether the store is known not to have it. False: it may have it; so it is until the first comparison."""
-        return self._alone and self.compared > 0 and fingerprint not in self.ledger
+        if not self._alone or self.compared == 0 or fingerprint in self.ledger:
+            return False
+        return not self._unfinished or all(fingerprint != name for name, _ in self._unfinished)
 
     def used(self, fingerprint: str) -> None:
         """A hit."""
@@ -121,7 +123,8 @@ class Evictions:
         self._cycle += 1
         cycle = self._cycle
         async for page in self._store.weights():
-            gone = [weight for weight in page if weight.size == 0]
+            # What was put since the page was read is there by now.
+            gone = [each for each in page if each.size == 0 and not self.ledger.known_since(each.fingerprint, cycle)]
             for weight in gone:
                 self.ledger.drop(weight.fingerprint)
                 if not weight.expired:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.adapters.front_store import FrontStore
 from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.redis_weights import RedisWeights
+from gateway.errors import StoreUnavailable
 from gateway.messages import Entry
+from gateway.ports import Weight
 from gateway.upkeep.evictions import Evictions
+from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
@@ -83,6 +88,7 @@ async def test_on_a_store_of_several_gateways_it_is_always_asked(
     ):
         await compared(other)
         await one.chat("hi")
+        assert not other.gateway.parts.evictions.lacks(hexed("never stored"))
         assert (await other.chat("hi")).cache_status.startswith("nearhit; hit")
 
 
@@ -120,3 +126,34 @@ async def test_what_was_said_to_be_stored_is_there_after_a_kill(upstream: Upstre
     assert all(answer.cache_status.startswith("nearhit; hit") for answer in again)
     assert [answer.body for answer in again] == [answer.body for answer in answers]
     assert len(upstream.calls) == len(asked)
+
+
+async def test_what_is_stored_while_the_store_is_compared_stays_known(
+    alone: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that was read before says of it that it is gone."""
+    evictions = alone.gateway.parts.evictions
+
+    async def weights(_: RedisWeights) -> AsyncIterator[list[Weight]]:
+        await alone.chat("hi")
+        yield [Weight(name, 0, 0.0, expired=True) for name in evictions.ledger.names()]
+
+    monkeypatch.setattr(RedisWeights, "weights", weights)
+    await evictions.compare()
+    assert (await alone.chat("hi")).cache_status.startswith("nearhit; hit")
+
+
+async def test_what_is_on_its_way_out_is_found_until_it_has_left(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(_: FrontStore, fingerprints: Sequence[str]) -> int:
+        raise StoreUnavailable("not now")
+
+    monkeypatch.setattr(FrontStore, "delete", unavailable)
+    async with gateway_before(upstream, tmp_path, max_entries=1) as served:
+        await compared(served)
+        await served.chat("one")
+        await served.chat("another")
+        await until(lambda: len(served.gateway.parts.evictions.ledger) == 1)
+        for question in ("one", "another"):
+            assert (await served.chat(question)).cache_status.startswith("nearhit; hit")
