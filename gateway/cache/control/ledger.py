@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.cache.control.predictive import Pool, chance_of_more, falling
+from gateway.cache.control.predictive import Pool, falling, likelier
 from gateway.cache.control.traffic import Traffic
 
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
@@ -109,7 +109,7 @@ class Ledger:
                 mean += met[band] * pool.rate
                 spread = settled + pooled * pooled * pool.variance
                 expected = WINDOW * growth * mean
-                if chance_of_more(expected, expected + (WINDOW * growth) ** 2 * spread, limit) > RISK:
+                if likelier(expected, expected + (WINDOW * growth) ** 2 * spread, limit, RISK):
                     return lowest
                 lowest = LOWEST + band * WIDTH
         return lowest

@@ -21,6 +21,16 @@ def chance_of_more(mean: float, variance: float, limit: int) -> float:
     return max(0.0, 1.0 - below)
 
 
+def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
+    """Whether `chance_of_more` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean >= a) <=
+    variance / (variance + a^2), without a term for each count."""
+    above = limit + 1 - mean
+    spread = max(variance, mean * (1 + 1e-6))
+    if above > 0 and spread <= risk * (spread + above * above):
+        return False
+    return chance_of_more(mean, variance, limit) > risk
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Neighbouring bands that share one rate."""

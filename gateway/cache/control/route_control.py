@@ -20,7 +20,7 @@ from gateway.ports import Acceptance, PriorBands
 
 VERSION = 3
 GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
-REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.5 ms each
+REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.2 ms each
 
 
 @dataclass(frozen=True, slots=True)

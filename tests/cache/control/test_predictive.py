@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.control.predictive import chance_of_more, falling, wilson
+from gateway.cache.control.predictive import chance_of_more, falling, likelier, wilson
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(0.5, 0), (6.17, 10), (13.2, 20), (39.0, 50)])
@@ -29,6 +29,13 @@ def test_more_doubt_or_a_lower_limit_never_makes_a_small_count_safer(mean: float
     assert 0.0 <= chance <= 1.0
     assert chance_of_more(mean, mean * spread, limit + 1) <= chance + 1e-9
     assert chance_of_more(mean * 1.1, mean * 1.1 * spread, limit) >= chance - 1e-6
+
+
+@given(st.just(0.0) | st.floats(0.01, 200), st.floats(0, 1000), st.integers(0, 60), st.floats(0.01, 0.5))
+def test_what_is_told_without_counting_is_what_counting_tells(
+    mean: float, more: float, limit: int, risk: float
+) -> None:
+    assert likelier(mean, mean + more, limit, risk) == (chance_of_more(mean, mean + more, limit) > risk)
 
 
 def test_nothing_expected_is_no_risk() -> None:
