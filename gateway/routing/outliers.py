@@ -24,7 +24,7 @@ class Record:
         self._ok = self._failed = self._at = 0.0
 
     def add(self, *, ok: bool, now: float) -> None:
-        weight = math.exp2(-max(0.0, now - self._at) / HALF_LIFE_S)  # as in `counts`
+        weight = math.exp2((self._at - now) / HALF_LIFE_S) if now > self._at else 1.0  # as in `counts`
         self._ok = self._ok * weight + ok
         self._failed = self._failed * weight + (not ok)
         self._at = now

@@ -19,6 +19,7 @@ from math import exp, inf
 
 MEMORY_S = 1.0
 SAMPLES = 16
+LEAST_KEPT = 1 - 1 / SAMPLES
 LOOP_TURNS = 5  # 1.2 to 3.2 on average before an endpoint that answers at once; 3 had 42 of 1,000 clients refused
 
 
@@ -32,7 +33,9 @@ class Recent:
         self._at = -inf
 
     def add(self, value: float, now: float) -> None:
-        kept = max(1 - 1 / SAMPLES, exp((self._at - now) / MEMORY_S))
+        kept = exp((self._at - now) / MEMORY_S)
+        if kept < LEAST_KEPT:
+            kept = LEAST_KEPT
         self._count = self._count * kept + 1
         self._total = self._total * kept + value
         self._at = now

@@ -566,3 +566,21 @@ def test_a_call_is_read_as_the_stages_read_it(messages: Any, more: dict[str, Any
     assert read is not None
     assert read.written == dialect.outgoing(path, call, model=None, kept=False).body
     assert (read.model, read.prompt, read.max_tokens) == (call.model, len(call.prompt), call.max_tokens)
+
+
+async def test_what_is_under_way_when_the_gateway_stops_is_answered(it: One, upstream: Scripted) -> None:
+    await idle(it)
+    upstream.hold.clear()
+    upstream.seen.clear()
+    async with connected(it.served.url) as wire:
+        await wire.send(HI)
+        await until(lambda: upstream.seen)
+        stopping = asyncio.create_task(it.served.gateway.data_port.stop())
+        await until(lambda: it.served.gateway.data_port._service.draining)
+        upstream.hold.set()
+        answered = await wire.rest()
+        await stopping
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\n") and answered.endswith(OK)
+    assert b"\r\nConnection: close\r\n" in answered
+    assert len(upstream.seen) == 1
+    assert it.straight.relayed == 0
