@@ -115,14 +115,16 @@ class Underway:
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         fields = text.encode("utf-8", "surrogateescape")
         data = way.answer(fields, self._id, upstream_s, rfc822_formatted_time(), body)
-        if limited:
-            lane.heed(way.tenant, 200, answer.headers, now)
-        lane.relayed(self._asked, way.pace, self._ahead, at, now)
-        way.gate.relayed(way.kind, at, self._began or now, now)
-        straight.observer.relayed(way.told, self._id, self._received, upstream_s)
-        straight.service.inflight -= 1
-        straight.relayed += 1
-        to.relayed(data)
+        try:
+            if limited:
+                lane.heed(way.tenant, 200, answer.headers, now)
+            lane.relayed(self._asked, way.pace, self._ahead, at, now)
+            way.gate.relayed(way.kind, at, self._began or now, now)
+            straight.observer.relayed(way.told, self._id, self._received, upstream_s)
+        finally:  # whatever is wrong with our books, the client has its answer
+            straight.service.inflight -= 1
+            straight.relayed += 1
+            to.relayed(data)
         return None
 
     def _otherwise(self) -> None:

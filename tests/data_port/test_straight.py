@@ -507,6 +507,22 @@ async def test_who_watches_is_told(it: One, upstream: Scripted) -> None:
     assert [(one["verdict"], one["reason"], one["backend"]) for one in told] == [("bypass", "policy", "main")]
 
 
+async def test_a_fault_in_the_books_is_not_the_clients(
+    it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    await idle(it)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(it.straight.observer), "relayed", broken)
+        assert (await said(it.served, HI)).endswith(OK)
+    assert it.straight.relayed == 1
+    assert it.served.gateway.data_port.inflight == 0
+    assert (await said(it.served, HI)).endswith(OK)
+    assert it.books()["load"] == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     "more",
     [
