@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -84,47 +83,40 @@ class SemanticLookup:
         return answer_from(request, served.entry, freshness, Verdict.SEMANTIC, served.similarity)
 
     def at_hand(self, request: Request, embedding: Embedding) -> Response | Request:
-        """As `stored`, where index and records are in memory and no verifier has to be asked; else the request, with
-        its question's vector. Nothing has been counted then but that nothing is near, if that is known."""
-        call, scope, trace = request.call, request.scope, request.trace
-        if call is None or embedding.partial or not scope:
+        """As `stored`, where the index and the nearest entry are in memory and no verifier has to be asked; else the
+        request, with its vector. Nothing has been counted then but that nothing is near, if that is known."""
+        scope, trace = request.scope, request.trace
+        if embedding.partial or not scope:
             return request.embedded(embedding)
         began = self._clock.monotonic()
-        # With a plain threshold the nearest is the best; the others are looked at where they are recorded.
-        neighbours = self._index.at_hand(scope, embedding.vector, 1 if trace.facts is None else MAX_CANDIDATES)
-        if neighbours is None:
-            return request.embedded(embedding)
-        near = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
-        if not near and neighbours:
-            self._refused(request, Refusal.SIMILARITY)
+        nearest = self._index.at_hand(scope, embedding.vector, 1)
         trace.since("search", began)
-        hit = self._kept(request, call, embedding, near) if near else None
-        return hit or request.embedded(embedding, unlike=not near)
+        if nearest is None:
+            return request.embedded(embedding)
+        if not nearest or nearest[0].similarity < self._floor:
+            if nearest:
+                self._refused(request, Refusal.SIMILARITY)
+            return request.embedded(embedding, unlike=True)
+        # With a plain threshold the nearest is the best; where what else was near is recorded, all are looked at.
+        plain = self._rule.acceptance.min_similarity is not None and trace.facts is None
+        hit = self._from_memory(request, embedding, nearest[0]) if plain else None
+        return request.embedded(embedding) if hit is None else hit
 
-    def _kept(self, request: Request, call: Call, embedding: Embedding, near: Sequence[Neighbour]) -> Response | None:
-        """The answer, where all of them lie in memory and the policy has a plain threshold."""
-        if self._rule.acceptance.min_similarity is None:
-            return None
-        found = [each for each in map(partial(self._in_memory, request), near) if each is not None]
-        if len(found) < len(near):
-            return None
-        began, control = self._clock.monotonic(), self._controls.of(request.route)
-        hold = self._holding(request, call.question or "", embedding, control)
-        judgements = [hold(each, _by_similarity(each)) for each in found]
-        at = best(judgements)
-        request.trace.since("verify", began)
-        if judgements[at].reason is not None or not self._served(request, judgements, at, control):
-            return None
-        entry, neighbour, freshness = found[at]
-        return answer_from(request, entry, freshness, Verdict.SEMANTIC, neighbour.similarity)
-
-    def _in_memory(self, request: Request, neighbour: Neighbour) -> Found | None:
-        """With its record, where that lies in memory, is this scope's and fresh."""
-        entry = self._store.peek(neighbour.fingerprint)
-        if entry is None or entry.scope != request.scope or entry.question is None:
+    def _from_memory(self, request: Request, embedding: Embedding, nearest: Neighbour) -> Response | None:
+        """The nearest entry's answer, if it lies in memory, is this scope's and fresh, and may be served."""
+        call, entry = request.call, self._store.peek(nearest.fingerprint)
+        if call is None or entry is None or entry.scope != request.scope or entry.question is None:
             return None
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        return (entry, neighbour, freshness) if freshness.fresh else None
+        if not freshness.fresh:
+            return None
+        began, control = self._clock.monotonic(), self._controls.of(request.route)
+        found = entry, nearest, freshness
+        chosen = self._holding(request, call.question or "", embedding, control)(found, _by_similarity(found))
+        request.trace.since("verify", began)
+        if chosen.reason is not None or not self._served(request, [chosen], 0, control):
+            return None
+        return answer_from(request, entry, freshness, Verdict.SEMANTIC, nearest.similarity)
 
     async def alike(self, request: Request, aloft: Sequence[Question]) -> Question | None:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""

@@ -263,9 +263,9 @@ async def test_a_hit_that_was_wrong_is_not_served_for_that_question_again(
         await audited(served)
         assert audits(served) == {"wrong": 1}
         assert served.gateway.parts.space.controls.of("default").estimate().of_served == 1.0
+        assert len(upstream.chats) == 2
         again = await served.chat(ASKED)
         assert again.text == OTHER, "the fresh answer has been stored"
-        assert len(upstream.chats) == 2
     async with start(policy(exact="off", more="")) as served:
         await recovered(served)
         await served.gateway.parts.store.delete([s.fingerprint async for s in fresh(served)])
