@@ -516,10 +516,10 @@ async def test_a_fault_in_the_books_is_not_the_clients(
     await idle(it)
     with monkeypatch.context() as patch:
         patch.setattr(type(it.straight.observer), "relayed", broken)
-        assert (await said(it.served, HI)).endswith(OK)
+        assert OK in await said(it.served, HI)
     assert it.straight.relayed == 1
     assert it.served.gateway.data_port.inflight == 0
-    assert (await said(it.served, HI)).endswith(OK)
+    assert OK in await said(it.served, HI)
     assert it.books()["load"] == (0, 0, 0, 0)
 
 
