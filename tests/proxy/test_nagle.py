@@ -8,8 +8,8 @@ import socket
 import time
 from pathlib import Path
 
-from tests.fixtures.gateways import config_of, gateway_of
-from tests.fixtures.upstream import completion
+from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
+from tests.fixtures.upstream import chunk, completion
 
 ANSWERS = 24
 DELAYED_ACK_S = 0.04  # Linux' shortest
@@ -30,6 +30,41 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         pass
     finally:
         writer.close()
+
+
+async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Each event in three pieces, which go out by themselves where nothing is unacknowledged."""
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
+    event = chunk({"model": "m"}, {"content": "yes"})
+    try:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(5):
+                for piece in (b"%x\r\n" % len(event), event, b"\r\n"):
+                    writer.write(piece)
+                    await asyncio.sleep(0)
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionResetError):
+        pass
+    finally:
+        writer.close()
+
+
+async def test_no_stream_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
+    """Nor does one that is relayed, though the acknowledgement is asked for once an answer."""
+    server = await asyncio.start_server(stream, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    backend = {"adapter": "openai", "url": f"http://{host}:{port}/v1"}
+    async with gateway_of(config_of(tmp_path, {"main": backend}), NO_CACHE) as it:
+        took = []
+        for _ in range(ANSWERS):
+            started = time.perf_counter()
+            assert (await it.chat("question", stream=True)).body.count(b"yes") == 5
+            took.append(time.perf_counter() - started)
+        assert min(took[ANSWERS // 2 :]) < DELAYED_ACK_S
+    server.close()
+    await server.wait_closed()
 
 
 async def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
