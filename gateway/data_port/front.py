@@ -14,7 +14,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from operator import attrgetter
@@ -27,6 +27,7 @@ from gateway.data_port.heads import Head
 from gateway.data_port.wire import STATUS_LINES, fields_of, http_date
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Request, Response, Verdict
+from gateway.messages.values import value
 from gateway.observing.decimals import tenths_of_millis
 from gateway.observing.observer import Observer
 from gateway.observing.repeated import Repeated, repeated_of
@@ -44,7 +45,7 @@ _identity = attrgetter(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class _Known:
     """A request that ended in an exact hit, and its answer in the form in which it went out."""
 
