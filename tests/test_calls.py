@@ -14,7 +14,7 @@ MOST = {
     "pass-through miss": (61, 64),
     "unknown path": (51, 52),
     "exact hit on the stages' path": (126, 139),
-    "semantic hit (hash)": (177, 195),
+    "semantic hit (hash)": (175, 193),
     "chat miss, stored in both caches": (368, 401),
     "live stream, 74 events": (1450, 1570),
 }

@@ -8,6 +8,7 @@ Each part is length-prefixed: no concatenation of two requests reads like anothe
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from gateway.messages import Call
 
@@ -26,14 +27,14 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
 
 def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
     """-> (scope, fingerprint)"""
-    frame = _frame(owner, route, call)
+    frame = _frame(owner, route, call.dialect.name, call.operation)
     return _digest(b"scope", frame, call.context), _digest(b"exact", frame, call.canonical)
 
 
-def _frame(owner: str, route: str, call: Call) -> bytes:
-    """What both keys have in common."""
-    parts = (owner.encode(), route.encode(), call.dialect.name.encode(), call.operation.encode())
-    return b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+@lru_cache(maxsize=1024)
+def _frame(*texts: str) -> bytes:
+    """What both keys have in common: owner, route, dialect and operation."""
+    return b"".join([len(part).to_bytes(8, "big") + part for part in map(str.encode, texts)])
 
 
 def _digest(kind: bytes, frame: bytes, content: bytes) -> str:

@@ -189,7 +189,7 @@ def _check_messages(messages: Any) -> None:
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"messages[{i}].content")
-        elif not isinstance(content, str | None):
+        elif content is not None and not isinstance(content, str):
             raise wrong(f"messages[{i}].content", "a string or an array of parts")
 
 
