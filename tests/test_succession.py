@@ -358,6 +358,27 @@ async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeyp
             assert gone not in await space.index.fingerprints()
 
 
+def noting(made: dict[bytes, str], embed: Callable[[Any, str], Awaitable[Embedding]]) -> Any:
+    """With each vector, in `made`, by whom it was made."""
+
+    async def embedded(self: Embedder, text: str) -> Embedding:
+        found = await embed(self, text)
+        made[found.vector.tobytes()] = self.fingerprint
+        return found
+
+    return embedded
+
+
+def noting_at_hand(made: dict[bytes, str], at_hand: Callable[[Any, str], Embedding | None]) -> Any:
+    def embedded(self: Embedder, text: str) -> Embedding | None:
+        found = at_hand(self, text)
+        if found is not None:
+            made[found.vector.tobytes()] = self.fingerprint
+        return found
+
+    return embedded
+
+
 async def test_vectors_of_two_models_are_never_compared(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,14 +387,11 @@ async def test_vectors_of_two_models_are_never_compared(
     made: dict[bytes, str] = {}
     met: dict[Any, set[str]] = defaultdict(set)
     add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift
+    at_hand = FaissIndex.at_hand
 
-    def noting(embed: Callable[[Any, str], Awaitable[Embedding]]) -> Callable[[Any, str], Awaitable[Embedding]]:
-        async def embedded(self: Embedder, text: str) -> Embedding:
-            found = await embed(self, text)
-            made[found.vector.tobytes()] = self.fingerprint
-            return found
-
-        return embedded
+    def searched_at_once(self: FaissIndex, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+        met[self].add(made[vector.tobytes()])
+        return at_hand(self, scope, vector, k)
 
     async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
         met[self].add(made[vector.tobytes()])
@@ -392,8 +410,11 @@ async def test_vectors_of_two_models_are_never_compared(
         return shift(self, vector)
 
     for owner, name, replacement in (
-        (BatchingEmbedder, "embed", noting(BatchingEmbedder.embed)),
-        (ImmediateEmbedder, "embed", noting(ImmediateEmbedder.embed)),
+        (BatchingEmbedder, "embed", noting(made, BatchingEmbedder.embed)),
+        (ImmediateEmbedder, "embed", noting(made, ImmediateEmbedder.embed)),
+        (BatchingEmbedder, "at_hand", noting_at_hand(made, BatchingEmbedder.at_hand)),
+        (ImmediateEmbedder, "at_hand", noting_at_hand(made, ImmediateEmbedder.at_hand)),
+        (FaissIndex, "at_hand", searched_at_once),
         (FaissIndex, "add", added), (FaissIndex, "search", searched), (FaissIndex, "near", looked),
         (Evidence, "shift", shifted),
     ):  # fmt: skip
