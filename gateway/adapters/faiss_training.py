@@ -29,6 +29,7 @@ class Plan:
 
     flat_up_to: int = 4_000  # entries; a flat search takes 0.2 ms there, one through lists 0.04
     growth: int = 4  # trained again when there are so many times the entries that it was trained for
+    few: int = 32_000  # made for fewer, they are trained again at twice as many already: 1 s of CPU at the most
     probes: int = 8  # lists that a search looks through, at least
     look_through: int = 800  # entries that it looks through, about, while there are few: docs/decisions/0007
     # Where there is a device. Not measured: below, a search takes the CPU 0.2 ms, which is what a call to a GPU takes;
@@ -50,7 +51,8 @@ class Plan:
         entries = len(partition)
         if partition.trained_for == 0:
             return entries > self.flat_up_to
-        return entries > self.growth * partition.trained_for or entries * self.growth < self.flat_up_to
+        growth = min(2, self.growth) if partition.trained_for < self.few else self.growth
+        return entries > growth * partition.trained_for or entries * self.growth < self.flat_up_to
 
     def to_place(self, partition: Partition) -> bool:
         """Whether it belongs on the device, where there is one, and has no copy there, or a worn one."""

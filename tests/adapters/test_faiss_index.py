@@ -21,7 +21,7 @@ from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.waiting import until
 
 EVERYTHING = 10**6  # lists to look through: all there are, so that what is found is exact
-TINY = Plan(flat_up_to=8, probes=EVERYTHING)
+TINY = Plan(flat_up_to=8, probes=EVERYTHING, few=0)
 HALF = 5e-4  # what half floats may change of a similarity
 
 
@@ -87,6 +87,17 @@ async def test_it_is_trained_again_when_it_has_grown_fourfold_and_flat_again_whe
         await index.settled()
         assert form(index) is FlatPartition, "one is too few for lists"
         assert await found(index) == ["36"]
+
+
+async def test_lists_of_few_entries_are_made_anew_at_twice_as_many() -> None:
+    plan = Plan(flat_up_to=8, probes=EVERYTHING, few=20)
+    with closing(FaissIndex(DIMENSION, max_entries=100, plan=plan)) as index:
+        trained = []
+        for entries in (9, 18, 19, 38, 39, 76, 100):
+            await fill(index, range(index.size, entries))
+            await index.settled()
+            trained.append(index._contents.partitions["s"].trained_for)
+        assert trained == [9, 9, 19, 19, 39, 39, 39]
 
 
 async def test_the_old_form_serves_while_the_new_one_is_trained(held: HeldTraining) -> None:
