@@ -14,8 +14,8 @@ from gateway.cache.features import FloatArray
 # More of these never speaks for the same question, and more of those never against it: a rule that generated data
 # alone would break in places where real questions live.
 AGAINST = ("_swapped", "_extra", "_differ", "negation", "opposites", "reversed", "inverted", "tense", "modal", "person",
-           "unaligned", "crossed", "conditions")  # fmt: skip
-FOR = ("_shared", "contained", "ratio", "mean_", "worst", "second", "all_", "_mean")
+           "conditions")  # fmt: skip
+FOR = ("_shared", "contained", "ratio")
 TREES, LEAVES, DEPTH, RATE, L2, LEAST = 150, 16, 5, 0.08, 5.0, 60
 
 

@@ -132,5 +132,5 @@ def _figures(cross: OnnxCrossEncoder, encoder: Encoder, held: Mapping[str, Seque
 
 def _rows(cross: OnnxCrossEncoder, encoder: Encoder, pairs: Sequence[Pair]) -> FloatArray:
     """(n, 2): cosine, logit."""
-    cosine = [float(encoder(pair.asked).vector @ encoder(pair.stored).vector) for pair in pairs]
+    cosine = [float(encoder(pair.asked) @ encoder(pair.stored)) for pair in pairs]
     return np.array([cosine, [cross.score(pair.asked, [pair.stored])[0] for pair in pairs]]).T

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
 from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
-from gateway.cache.features import FloatArray, Text
+from gateway.cache.features import FloatArray
 from gateway.cache.learned import WEIGHTS, LearnedVerifier, load_weights
 from training import wordings
 from training.encoder import Encoder
@@ -59,8 +59,8 @@ class Rows:
         return np.array([self._row(asked, stored) for asked, stored in pairs])
 
     def _row(self, asked: str, stored: str) -> list[float]:
-        cosine = float(self._encoder(asked).vector @ self._encoder(stored).vector)
-        (score,), _ = self._verifier.scores(Text(asked), [Text(stored)], [cosine])
+        cosine = float(self._encoder(asked) @ self._encoder(stored))
+        (score,) = self._verifier.margins(asked, [stored], [cosine])
         doubt = max(0.0, cosine - score) / self._weights.weight
         return [cosine, self.cross.score(asked, [stored])[0], 1.0 - doubt ** (1.0 / self._weights.power)]
 

@@ -1,28 +1,21 @@
-"""Sentence and token vectors of many texts, from the same graph that the gateway encodes with."""
+"""Vectors of many texts, from the same graph that the gateway encodes with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-from gateway.cache.features import FloatArray, Text, Tokens
+from gateway.cache.features import FloatArray
 
 LONGEST = 256  # tokens, as the gateway's encoder
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    text: Text
-    vector: FloatArray  # (384,), unit length
-
-
 class Encoder:
-    """Keeps what it has encoded, token vectors as float16: 11 KB a text of 15 tokens."""
+    """Keeps what it has encoded."""
 
     def __init__(self, model_dir: Path, threads: int = 2) -> None:
         options = onnxruntime.SessionOptions()
@@ -33,9 +26,10 @@ class Encoder:
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(LONGEST)
-        self._known: dict[str, Encoded] = {}
+        self._known: dict[str, FloatArray] = {}
 
-    def __call__(self, text: str) -> Encoded:
+    def __call__(self, text: str) -> FloatArray:
+        """(384,) float32, unit length."""
         if text not in self._known:
             self._known[text] = self._encode(text)
         return self._known[text]
@@ -44,11 +38,8 @@ class Encoder:
         for text in texts:
             self(text)
 
-    def _encode(self, text: str) -> Encoded:
-        """A pass of its own for each text, as in the gateway: int8 scales are taken over a whole pass."""
-        read = self._tokenizer.encode(text)
-        ids = np.array([read.ids], np.int64)
-        names = ["sentence_embedding", "token_embeddings"]
-        vectors, tokens = self._session.run(names, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        inner = Tokens(tuple(read.tokens[1:-1]), np.asarray(tokens[0, 1:-1], np.float16))
-        return Encoded(Text(text, inner), np.asarray(vectors[0], np.float32))
+    def _encode(self, text: str) -> FloatArray:
+        """A pass of its own for each text."""
+        ids = np.array([self._tokenizer.encode(text).ids], np.int64)
+        (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        return np.asarray(vectors[0], np.float32)

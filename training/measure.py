@@ -68,7 +68,7 @@ class Stream:
         order = np.random.default_rng(SEED).permutation(len(requests))
         self._questions = [requests[i][0] for i in order]
         self._asks = [requests[i][1] for i in order]
-        self._vectors = np.stack([encoder(question).vector for question in self._questions])
+        self._vectors = np.stack([encoder(question) for question in self._questions])
 
     def run(self, judge: Judge, prior: PriorBands, promise: float) -> Rates:
         control, acceptance = RouteControl(prior, "measured"), Acceptance(max_wrong_hits=promise)
@@ -123,7 +123,7 @@ def pairs(tools: Any, metrics: Any, encoder: Encoder, name: str, judge: Judge) -
 
 
 def _score(judge: Judge, encoder: Encoder, asked: str, stored: str) -> float:
-    similarity = min(1.0, float(encoder(asked).vector @ encoder(stored).vector))
+    similarity = min(1.0, float(encoder(asked) @ encoder(stored)))
     (opinion,) = judge(asked, [Candidate(stored, similarity)])
     return opinion.score - (opinion.veto is not None)
 

@@ -68,7 +68,7 @@ def mined(asked: list[tuple[str, str, bool]], count: int, encoder: Encoder, rand
     chosen = random_.sample([a for a in asked if a[2] or a[1].startswith("banking")], count)
     chosen += random_.sample([a for a in asked if not a[2] and a[1].startswith("clinc")], count // 4)
     intents = np.array([intent for _, intent, _ in chosen])
-    matrix = np.stack([encoder(text).vector for text, _, _ in chosen])
+    matrix = np.stack([encoder(text) for text, _, _ in chosen])
     for i, (text, intent, same) in enumerate(chosen):
         near = matrix @ matrix[i]
         others = np.flatnonzero(intents != intent)

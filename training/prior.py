@@ -73,7 +73,7 @@ def streams(banking: Path, clinc: Path) -> dict[str, list[tuple[str, str]]]:
 
 def met(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[Met]:
     """Every request is stored once it was asked."""
-    matrix = np.stack([encoder(question).vector for question, _ in requests])
+    matrix = np.stack([encoder(question) for question, _ in requests])
     found = []
     for at, (question, asks) in enumerate(requests):
         near = matrix[:at] @ matrix[at]

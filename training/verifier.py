@@ -22,7 +22,7 @@ import numpy.typing as npt
 import sklearn
 from sklearn.metrics import roc_auc_score
 
-from gateway.cache.features import NAMES, WORD_NAMES, FloatArray, features
+from gateway.cache.features import NAMES, FloatArray, features
 from training import boosting, grammar, natural, wordings
 from training.encoder import Encoder
 from training.pair import Pair
@@ -44,7 +44,6 @@ CREDITS = {
     "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
     "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
     "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
-    "token vectors": "all-MiniLM-L6-v2, Apache-2.0",
 }
 
 
@@ -68,9 +67,8 @@ def made(banking: Path, clinc: Path, encoder: Encoder) -> list[Pair]:
 
 def described(pairs: list[Pair], encoder: Encoder) -> tuple[FloatArray, FloatArray]:
     """Features (n, f) and cosine similarities (n,)."""
-    both = [(encoder(pair.asked), encoder(pair.stored)) for pair in pairs]
-    rows = np.vstack([features(a.text, [b.text]) for a, b in both])
-    return rows, np.array([float(a.vector @ b.vector) for a, b in both])
+    rows = np.vstack([features(pair.asked, [pair.stored]) for pair in pairs])
+    return rows, np.array([float(encoder(pair.asked) @ encoder(pair.stored)) for pair in pairs])
 
 
 def held_out(pairs: list[Pair]) -> npt.NDArray[np.bool_]:
@@ -84,31 +82,27 @@ def is_held_out(group: str) -> bool:
 
 
 def trained(pairs: list[Pair], rows: FloatArray, cosine: FloatArray) -> tuple[dict[str, npt.NDArray[Any]], Any]:
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    figures: dict[str, Any] = {}
     same, out = np.array([pair.same for pair in pairs]), held_out(pairs)
     kinds = np.array([pair.kind for pair in pairs])
     written = np.isin(kinds, ("wording", "near-miss"))
     altered = np.char.startswith(kinds, "wording-") | (kinds == "neighbour")
-    for name, names in (("words", WORD_NAMES), ("tokens", NAMES)):
-        model = boosting.fit(rows[~out][:, : len(names)], same[~out], names, SEED)
-        arrays |= boosting.arrays(model, name)
-        sure = model.predict_proba(rows[:, : len(names)])[:, 1]
-        named = rows[:, [NAMES.index(column) for column in NAMED]] > 0
-        sure = np.where(named.any(1), 0.0, sure)
-        score = cosine - WEIGHT * (1 - sure) ** POWER
-        figures[name] = {
-            kind: {
-                f"auc_{what}": round(float(roc_auc_score(same[out & chosen], by[out & chosen])), 4)
-                for what, by in (("trees", sure), ("score", score), ("cosine", cosine))
-            }
-            for kind, chosen in (
-                ("wordings", written),
-                ("altered wordings", altered),
-                ("generated", ~written & ~altered),
-            )
+    model = boosting.fit(rows[~out], same[~out], NAMES, SEED)
+    sure = model.predict_proba(rows)[:, 1]
+    named = rows[:, [NAMES.index(column) for column in NAMED]] > 0
+    sure = np.where(named.any(1), 0.0, sure)
+    score = cosine - WEIGHT * (1 - sure) ** POWER
+    figures = {
+        kind: {
+            f"auc_{what}": round(float(roc_auc_score(same[out & chosen], by[out & chosen])), 4)
+            for what, by in (("trees", sure), ("score", score), ("cosine", cosine))
         }
-    return arrays, figures
+        for kind, chosen in (
+            ("wordings", written),
+            ("altered wordings", altered),
+            ("generated", ~written & ~altered),
+        )
+    }
+    return boosting.arrays(model, "words"), {"words": figures}
 
 
 def main() -> None:

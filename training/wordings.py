@@ -87,7 +87,7 @@ def neighbours(found: Sequence[Group], encoder: Encoder, random_: random.Random)
     """The nearest groups that are not too near: what is about the same thing asks something else."""
     if len(found) <= NEIGHBOURS:
         return
-    matrix = np.stack([np.mean([encoder(text).vector for text in group.same], axis=0) for group in found])
+    matrix = np.stack([np.mean([encoder(text) for text in group.same], axis=0) for group in found])
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
     for at, group in enumerate(found):
         near = matrix @ matrix[at]

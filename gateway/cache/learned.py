@@ -15,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from gateway.cache import lexical
 from gateway.cache.acceptance import FLOOR
 from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, calibration_of
-from gateway.cache.features import ALIGNMENT_NAMES, LONGEST, NAMES, NEUTRAL, WORD_NAMES, FloatArray, Text, features
+from gateway.cache.features import LONGEST, NAMES, FloatArray, features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
 from gateway.ports import Candidate, Opinion
@@ -40,8 +38,7 @@ class Weights:
     weight: float  # similarity that a sure refusal costs
     power: float  # above 1: half a doubt costs less than half of that
     scale: float
-    words: Forest  # for pairs without token vectors
-    tokens: Forest
+    words: Forest
     calibration: Calibration
 
 
@@ -59,8 +56,7 @@ def weights_from(about: bytes, arrays: bytes) -> Weights:
         weight=float(said["weight"]),
         power=float(said["power"]),
         scale=float(said["scale"]),
-        words=from_arrays(tables, "words", len(WORD_NAMES)),
-        tokens=from_arrays(tables, "tokens", len(NAMES)),
+        words=from_arrays(tables, "words", len(NAMES)),
         calibration=calibration_of(said, "learned"),
     )
 
@@ -76,12 +72,11 @@ class LearnedVerifier:
         self.prior = weights.calibration.prior
 
     async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
-        asked = Text(question)
-        stored = [Text(candidate.question) for candidate in candidates]
-        margins, _ = self.scores(asked, stored, [candidate.similarity for candidate in candidates])
+        stored = [candidate.question for candidate in candidates]
+        margins = self.margins(question, stored, [candidate.similarity for candidate in candidates])
         mine = lexical.read(question[:LONGEST])
         return [
-            _named(self.opinion(margin), mine, lexical.read(other.text[:LONGEST]))
+            _named(self.opinion(margin), mine, lexical.read(other[:LONGEST]))
             for other, margin in zip(stored, margins, strict=True)
         ]
 
@@ -101,39 +96,29 @@ class LearnedVerifier:
         pass
 
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
-        """Word features that are not those of the question beside itself."""
-        asked = Text(question)
-        found, equal = features(asked, [Text(candidate.question), asked])[:, : len(WORD_NAMES)]
-        return {name: float(value) for name, value, at in zip(WORD_NAMES, found, equal, strict=True) if value != at}
+        """Those that are not of the question beside itself."""
+        found, equal = features(question, [candidate.question, question])
+        return {name: float(value) for name, value, at in zip(NAMES, found, equal, strict=True) if value != at}
 
-    def scores(
-        self, asked: Text, stored: Sequence[Text], similarities: Sequence[float]
-    ) -> tuple[list[float], list[bool]]:
-        """(k,) margins, at most the similarities; and for which of them token vectors were there on both sides."""
+    def margins(self, asked: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
+        """(k,), at most the similarities."""
         if not stored:
-            return [], []
+            return []
         rows = features(asked, stored)
-        aligned = rows[:, -len(ALIGNMENT_NAMES)] != NEUTRAL
-        sure: FloatArray = np.empty(len(rows))
-        for chosen, forest, width in (
-            (aligned, self._weights.tokens, len(NAMES)),
-            (~aligned, self._weights.words, len(WORD_NAMES)),
-        ):
-            if chosen.any():
-                sure[chosen] = forest.probability(rows[chosen][:, :width])
+        sure = self._weights.words.probability(rows)
         sure[(rows[:, _NAMED] > 0).any(1)] = 0.0
-        sure = _certain(asked.text, stored, sure)
+        sure = _certain(asked, stored, sure)
         doubt = self._weights.weight * (1 - sure) ** self._weights.power
-        return [float(s - d) for s, d in zip(similarities, doubt, strict=True)], [bool(a) for a in aligned]
+        return [float(s - d) for s, d in zip(similarities, doubt, strict=True)]
 
 
-def _certain(asked: str, stored: Sequence[Text], sure: FloatArray) -> FloatArray:
+def _certain(asked: str, stored: Sequence[str], sure: FloatArray) -> FloatArray:
     """Equal but for spaces: the same. Longer than what is read and not equal: never."""
     wanted = " ".join(asked.split())
     for at, other in enumerate(stored):
-        if " ".join(other.text.split()) == wanted:
+        if " ".join(other.split()) == wanted:
             sure[at] = 1.0
-        elif max(len(asked), len(other.text)) > LONGEST:
+        elif max(len(asked), len(other)) > LONGEST:
             sure[at] = 0.0
     return sure
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from gateway.cache.control.ledger import BANDS
 from gateway.cache.control.route_control import RouteControl
-from gateway.cache.features import NAMES, Text, Tokens
+from gateway.cache.features import NAMES
 from gateway.cache.forest import from_arrays
 from gateway.cache.learned import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.messages import Refusal
@@ -143,9 +143,9 @@ def test_the_basis_names_the_weights() -> None:
 
 def test_scores_are_the_same_each_time() -> None:
     again = LearnedVerifier(load_weights())
-    stored = [Text(b) for _, b in OPPOSITES]
+    stored = [b for _, b in OPPOSITES]
     ones = [0.9] * len(stored)
-    assert VERIFIER.scores(Text("x"), stored, ones) == again.scores(Text("x"), stored, ones)
+    assert VERIFIER.margins("x", stored, ones) == again.margins("x", stored, ones)
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def test_a_calibration_of_other_bands_is_refused(copied: Path) -> None:
 def test_a_tree_that_points_outside_is_refused() -> None:
     with np.load(WEIGHTS / "verifier.npz", allow_pickle=False) as file:
         arrays = {name: file[name].copy() for name in file.files}
-    arrays["tokens/left"][0] = 10**6
+    arrays["words/left"][0] = 10**6
     with pytest.raises(ValueError, match="points outside"):
-        from_arrays(arrays, "tokens", len(NAMES))
+        from_arrays(arrays, "words", len(NAMES))
 
 
 def test_the_weights_say_what_they_were_made_from() -> None:
@@ -194,7 +194,7 @@ def test_the_weights_say_what_they_were_made_from() -> None:
 
 
 class Reader:
-    """Sentence and token vectors as the gateway's encoder would yield them."""
+    """Vectors as the gateway's encoder would yield them."""
 
     def __init__(self, model_dir: Path) -> None:
         self._session = onnxruntime.InferenceSession(str(model_dir / MODEL_FILE), providers=["CPUExecutionProvider"])
@@ -203,12 +203,10 @@ class Reader:
 
         self.read = lru_cache(maxsize=None)(self._read)  # of one text, whoever asks
 
-    def _read(self, text: str) -> tuple[np.ndarray, Text]:
-        read = self._tokenizer.encode(text)
-        ids = np.array([read.ids], np.int64)
-        outputs = ["sentence_embedding", "token_embeddings"]
-        vectors, tokens = self._session.run(outputs, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        return vectors[0], Text(text, Tokens(tuple(read.tokens[1:-1]), tokens[0, 1:-1]))
+    def _read(self, text: str) -> np.ndarray:
+        ids = np.array([self._tokenizer.encode(text).ids], np.int64)
+        (vectors,) = self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        return vectors[0]
 
 
 @pytest.fixture(scope="module")
@@ -219,14 +217,12 @@ def reader() -> Reader:
     return Reader(model_dir)
 
 
-def shares(reader: Reader, kinds: set[str], aligned: bool) -> tuple[float, float]:
+def shares(reader: Reader, kinds: set[str]) -> tuple[float, float]:
     """Right pairs served and wrong pairs served, over their own number."""
     counts = {True: [0, 0], False: [0, 0]}
     for trap in (trap for trap in TRAPS if trap["kind"] in kinds):
-        (a, asked), (b, stored) = reader.read(trap["asked"]), reader.read(trap["stored"])
-        if not aligned:
-            asked, stored = Text(asked.text), Text(stored.text)
-        (margin,), _ = VERIFIER.scores(asked, [stored], [float(a @ b)])
+        asked, stored = trap["asked"], trap["stored"]
+        (margin,) = VERIFIER.margins(asked, [stored], [float(reader.read(asked) @ reader.read(stored))])
         counts[trap["same"]][0] += VERIFIER.opinion(margin).score >= LEAST
         counts[trap["same"]][1] += 1
     return counts[True][0] / counts[True][1], counts[False][0] / counts[False][1]
@@ -236,31 +232,27 @@ KINDS = {"number", "date", "unit", "entity", "negation", "direction", "scope"}
 
 
 @pytest.mark.parametrize(
-    ("kinds", "aligned", "right", "wrong"),
+    ("kinds", "right", "wrong"),
     [
-        # With token vectors, which no entry keeps: the trees for them were trained on those of a coarser graph, with
-        # which 10 and 4 wrong ones were served (docs/decisions/0040).
-        (KINDS, True, 0.78, 0.09),  # measured: 165 and 17 of 204 each
-        (KINDS, False, 0.63, 0.02),  # 131 and 4
-        ({"word-swap"}, True, 0.92, 0.26),  # 47 and 12 of 50 each
-        ({"word-swap"}, False, 0.84, 0.02),  # 44 and 0
+        (KINDS, 0.63, 0.02),  # measured: 131 and 4 of 204 each
+        ({"word-swap"}, 0.84, 0.02),  # 44 and 0 of 50 each
     ],
 )
 def test_right_traps_are_served_and_wrong_ones_refused(
-    reader: Reader, kinds: set[str], aligned: bool, right: float, wrong: float
+    reader: Reader, kinds: set[str], right: float, wrong: float
 ) -> None:
     """Similarity alone serves 161 right and 69 wrong of 204, 47 and 50 of 50, at the threshold of the same route."""
-    served_right, served_wrong = shares(reader, kinds, aligned)
+    served_right, served_wrong = shares(reader, kinds)
     assert served_right >= right
     assert served_wrong <= wrong
 
 
 def test_judging_four_candidates_takes_a_millisecond_or_so() -> None:
-    """Measured on a busy core: 0.6 ms without token vectors; the bound is loose."""
-    stored = [Text(b) for _, b in OPPOSITES[:4]]
+    """Measured on a busy core: 0.6 ms; the bound is loose."""
+    stored = [b for _, b in OPPOSITES[:4]]
     times = []
     for _ in range(20):
         started = time.process_time()
-        VERIFIER.scores(Text("How do I turn the alarm on?"), stored, [0.9] * 4)
+        VERIFIER.margins("How do I turn the alarm on?", stored, [0.9] * 4)
         times.append(time.process_time() - started)
     assert min(times) < 0.005

@@ -9,24 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from gateway.cache.features.alignment import ALIGNMENT_NAMES, NEUTRAL, FloatArray, Tokens, alignment_features
 from gateway.cache.features.reading import LONGEST, read
 from gateway.cache.features.words import WordFeatures, word_features
 
-__all__ = ["ALIGNMENT_NAMES", "LONGEST", "NAMES", "NEUTRAL", "WORD_NAMES", "FeatureVector", "FloatArray", "Text",
-           "Tokens", "WordFeatures", "features", "vectors"]  # fmt: skip
+__all__ = ["LONGEST", "NAMES", "FeatureVector", "FloatArray", "WordFeatures", "features", "vectors"]
 
-WORD_NAMES: tuple[str, ...] = WordFeatures._fields
-NAMES: tuple[str, ...] = WORD_NAMES + ALIGNMENT_NAMES
+FloatArray = npt.NDArray[np.floating]
 
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A question; `tokens` is None where the entry was stored without token vectors."""
-
-    text: str
-    tokens: Tokens | None = None
+NAMES: tuple[str, ...] = WordFeatures._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +34,12 @@ class FeatureVector:
         return dict(zip(NAMES, self.values, strict=True))
 
 
-def features(asked: Text, stored: Sequence[Text]) -> FloatArray:
+def features(asked: str, stored: Sequence[str]) -> FloatArray:
     """(k, len(NAMES)) float64, finite whatever the texts are: one row a stored question."""
-    reading = read(asked.text)
-    words = [word_features(reading, read(other.text)) for other in stored]
-    table = np.array(words, np.float64).reshape(len(stored), len(WORD_NAMES))
-    return np.hstack((table, alignment_features(asked.tokens, [other.tokens for other in stored])))
+    reading = read(asked)
+    words = [word_features(reading, read(other)) for other in stored]
+    return np.array(words, np.float64).reshape(len(stored), len(NAMES))
 
 
-def vectors(asked: Text, stored: Sequence[Text]) -> list[FeatureVector]:
+def vectors(asked: str, stored: Sequence[str]) -> list[FeatureVector]:
     return [FeatureVector(tuple(map(float, row))) for row in features(asked, stored)]
