@@ -35,7 +35,8 @@ from gateway.observing.request_ids import RequestIds
 from gateway.ports import Clock, NearStore
 
 MAX_KNOWN = 4096  # of some kB each, and what they refer to lies in the front store anyway
-MAX_BODY = 64 * 1024  # longer requests cost more to hash than they save
+# To hash one of 256 KiB takes 0.14 ms, and to read it in the stages three times as much; longer ones are not plain.
+MAX_BODY = 256 * 1024
 # Of answers in a form that is not the stored one, which lie here alone: streams, and wholes put together from them.
 MAX_FORMED_BYTES = 32 * 1024 * 1024
 MAX_FORMED = 512 * 1024  # of one of them
