@@ -189,7 +189,7 @@ class _Drawn(Generic[T]):
             self._error = error
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # `tells` says so: nobody asks
 
     async def aclose(self) -> None:
         await close_stream(self._inner)

@@ -103,9 +103,7 @@ class Gate:
 
     async def enter(self, request: Request) -> Place:
         """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
-        if self._free:
-            self.inflight += 1
-        else:
+        if not self.take():
             with request.trace.span("queue"):
                 await self._wait(request)
         return Place(self, self._clock.monotonic())

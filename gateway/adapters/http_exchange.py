@@ -139,7 +139,7 @@ class _Body(Generic[T]):
         self._piece = await self._exchange.read()
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # `tells` says so: nobody asks
 
 
 class _Telling(_Body[T]):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from gateway.files import replaced
 
 LOG = logging.getLogger("nearhit")
 FOLDER = "served-models"
@@ -64,14 +65,9 @@ class TritonMemory:
 
     def note(self, what: Remembered) -> None:
         """Without a folder that can be written the next start needs the server."""
-        beside = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("w", encoding="utf-8") as file:
-                json.dump(asdict(what), file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._file)
+            replaced(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o644)
         except OSError as error:
             LOG.warning("what a served model is cannot be kept", extra={"fields": _fields(self._file, error)})
 

@@ -169,8 +169,7 @@ class Lane:
         sent = _Sent(asked_of(call, request.route), self.pace_of(call), load, now)
         if request.trace.traced is not None:
             request, sent.noted = noted(request, request.trace.traced, self.upstream, now)
-        self.load += 1
-        self._telling += sent.asked is not None
+        self.sets_out(sent.asked)
         try:
             try:
                 response = await (self.backend.send(request) if patience_s is None else self._soon(request, patience_s))
@@ -273,8 +272,7 @@ class Lane:
 
     def _over(self, request: Request, sent: _Sent) -> None:
         """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
-        self.load -= 1
-        self._telling -= sent.asked is not None
+        self.handed_on(sent.asked)
         now = self._clock.monotonic()
         if sent.noted is not None and request.trace.traced is not None:
             sent.noted.over = now

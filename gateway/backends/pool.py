@@ -58,7 +58,7 @@ class Pool:
         self._rules = rules
         self._draw = draw
         self.budget = RetryBudget(rules.retry_share)
-        self._lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
+        self.lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
         hedge = rules.hedge if len(self.lanes) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.lanes, clock, telemetry)
 
@@ -66,11 +66,6 @@ class Pool:
     def http(self) -> bool:
         """Whether paths that no dialect knows can be passed through to it."""
         return self.lanes[0].backend.http
-
-    @property
-    def lone(self) -> Lane | None:
-        """Its upstream, where there is no other: as a rule."""
-        return self._lone
 
     @property
     def speaks(self) -> str:
@@ -98,8 +93,8 @@ class Pool:
 
     def wait_s(self, request: Request) -> float:
         """How long it would wait for a place, as it looks now."""
-        if self._lone is not None:
-            return self._lone.backend.wait_s(request.priority)
+        if self.lone is not None:
+            return self.lone.backend.wait_s(request.priority)
         now = self._clock.monotonic()
         return min([lane.backend.wait_s(request.priority) for lane in in_service(self.lanes, now)])
 
@@ -183,7 +178,7 @@ class Pool:
     def _sent(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Awaitable[Response]:
         now = self._clock.monotonic()
         lane.breaker.allow(now)  # where it is half-open, this is its probe
-        patience_s = None if self._lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
+        patience_s = None if self.lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
         return lane.call(request, patience_s)
 
     async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
@@ -208,7 +203,7 @@ class Pool:
 
     def _first(self, request: Request, now: float) -> Lane:
         """Raises `RateLimited`."""
-        lone = self._lone
+        lone = self.lone
         if lone is not None and not (lone.waits.until and lone.told_to_wait_s(request.tenant, now)):
             return lone  # whatever its breaker says: somebody has to answer
         askable = [lane for lane in self.lanes if not lane.told_to_wait_s(request.tenant, now)]

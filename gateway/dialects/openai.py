@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import check_count, check_temperature, read_object, wrong
+from gateway.dialects.json_body import check_count, check_temperature, parse_object, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
@@ -39,7 +39,7 @@ class OpenAI(Conversational):
         return method == "POST" and path in OPERATIONS
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        return _call(self, OPERATIONS[path], read_object(body)[0])
+        return _call(self, OPERATIONS[path], parse_object(body))
 
     def relayed(self, path: str, body: bytes) -> Relayed | None:
         """A call as it is sent on, where nobody needs to know more of it than that: what `parse` and `outgoing` make of

@@ -66,11 +66,8 @@ class Connection(asyncio.Protocol):
     ) -> Answer:
         """Sends a request, and returns when the final head of its answer is here. `length` of a body that streams;
         None: in chunks. `due`: time of the event loop. Raises `ExchangeFailed`, and what `body` raises."""
-        assert self._transport is not None and self._answer is None
-        answer = self._answer = Answer(self)
-        self._parser.begin(answer, headless=headless)
-        self.served += 1
-        self._acknowledges = False
+        assert self._transport is not None
+        answer = self._begun(headless=headless)
         if not isinstance(body, bytes):
             self._transport.write(head)
             self._upload = Upload(self._transport, body, length, self._upload_failed)
@@ -92,11 +89,8 @@ class Connection(asyncio.Protocol):
         """Sends a request whose body is at hand, and returns at once. `told` is called, once, when something has come
         of it: the head of its answer with as much of the body as came with that, or the end of the exchange. `tell`
         asks for more."""
-        assert self._transport is not None and self._answer is None
-        answer = self._answer = Answer(self)
-        self._parser.begin(answer, headless=False)
-        self.served += 1
-        self._acknowledges = False
+        assert self._transport is not None
+        answer = self._begun(headless=False)
         self._told = told
         self._alarm.set(due)
         self._transport.write(request)
@@ -217,6 +211,15 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     # Its own affairs.
+
+    def _begun(self, *, headless: bool) -> Answer:
+        """The answer to a request that is sent next."""
+        assert self._answer is None
+        answer = self._answer = Answer(self)
+        self._parser.begin(answer, headless=headless)
+        self.served += 1
+        self._acknowledges = False
+        return answer
 
     def _finish(self, answer: Answer) -> None:
         """The last byte of the answer has come."""

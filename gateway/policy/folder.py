@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.errors import BadRequest, Refused
+from gateway.files import replaced
 from gateway.policy.load import policy_files, read_texts
 from gateway.policy.model import Text
 from gateway.written.faults import ConfigInvalid
@@ -97,17 +98,6 @@ class PolicyFolder:
         except OSError:
             beside.unlink(missing_ok=True)
             raise
-
-
-def replaced(path: Path, content: bytes, beside: Path, mode: int) -> None:
-    """Writes `beside`, syncs it, and gives it the name. Raises `OSError`."""
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _content(path: Path) -> bytes | None:

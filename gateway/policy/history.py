@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
+from gateway.files import replaced
 from gateway.policy.differences import changed_lines, difference
-from gateway.policy.folder import replaced
 from gateway.policy.model import Policy
 
 LOG = logging.getLogger("nearhit")

@@ -25,23 +25,10 @@ from gateway.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONA
 from gateway.http1.pool import MAX_WAITING
 from tests.fixtures.http_clients import due, rest_of
 from tests.fixtures.waiting import until
-from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
+from tests.fixtures.wire import Message, Wire, WireUpstream
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 GET = request_head("GET", "/", "h", [], "")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[WireUpstream]:
-    async with wire_upstream() as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: WireUpstream) -> AsyncIterator[Client]:
-    made = Client(Origin.of(server.url), connect_s=5.0, max_connections=2, idle_s=5.0)
-    yield made
-    await made.close()
 
 
 async def body_of(client: Client, head: bytes = GET, *, headless: bool = False, repeatable: bool = True) -> bytes:

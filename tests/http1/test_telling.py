@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,26 +11,12 @@ from gateway.http1.client import Client
 from gateway.http1.connection import MAX_UNREAD_BYTES
 from gateway.http1.errors import Broken, TimedOut
 from gateway.http1.heads import request_head
-from gateway.http1.origin import Origin
 from tests.fixtures.http_clients import due
 from tests.fixtures.waiting import until
-from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
+from tests.fixtures.wire import Message, Wire, WireUpstream
 
 GET = request_head("GET", "/", "h", [], "")
 LONG_S, SHORT_S = 60.0, 0.05
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[WireUpstream]:
-    async with wire_upstream() as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: WireUpstream) -> AsyncIterator[Client]:
-    made = Client(Origin.of(server.url), connect_s=5.0, max_connections=2, idle_s=5.0)
-    yield made
-    await made.close()
 
 
 class Told:
