@@ -22,12 +22,12 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.access.keyring import Keyring
 from gateway.backends.lane import CHARACTERS_PER_TOKEN
 from gateway.data_port.heads import Head
+from gateway.data_port.plans import Plan, Plans
 from gateway.data_port.service import Service
 from gateway.data_port.underway import AnswerNames, Client, Underway
-from gateway.data_port.ways import Plan, Table, Way, digest_in, plan_of, way_of
+from gateway.data_port.ways import Way, way_of
 from gateway.dialects.openai import OpenAI
 from gateway.observing.observer import Observer
 from gateway.observing.request_ids import RequestIds
@@ -36,40 +36,32 @@ from gateway.ports import Clock
 from gateway.routing.latency import Asked
 
 MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
-MAX_WAYS = 2048  # of some kB each
 MAX_NAME = 256  # bytes of a model's name; clients choose them
 # Where a call's model most likely is. Where it is not, the call is parsed in vain, or goes through the stages.
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 
 
 class Straight:
-    """`table`: the policy in force; `keyring` None: backends judge the credentials; `beside`: requests that are being
-    answered at other ports. `service` is set before the first request."""
+    """`beside`: requests that are being answered at other ports. `service` is set before the first request."""
 
     def __init__(
         self,
-        table: Callable[[], Table],
+        plans: Plans,
         observer: Observer,
         telemetry: Telemetry,
         clock: Clock,
-        keyring: Keyring | None,
         beside: Callable[[], int] | None,
     ) -> None:
         self._on = not observer.traces
         self.relayed = 0  # answers that were given
-        self._table = table
+        self._plans = plans
         self.observer = observer
         self._telemetry = telemetry
         self._clock = clock
         self.now = clock.monotonic
-        self._keyring = keyring
         self._beside = beside
         self.ids = RequestIds()
         self.names = AnswerNames()
-        self._under: Table | None = None
-        self._any = self._calls = False  # whether there are routes that it is for, and calls that are
-        self._plans: dict[bytes, Plan | None] = {}  # by `Head.decisive`
-        self._count = 0  # ways that they know
 
     def serve(self, service: Service) -> None:
         """Whose requests they are."""
@@ -80,18 +72,16 @@ class Straight:
 
     def begin(self, head: Head, body: bytes, to: Client) -> Underway | None:
         """Sends it, if it goes straight; what comes of that is told to `to`. None: the stages are to be asked."""
-        if head.length > MAX_BODY:
+        if head.length > MAX_BODY or not self._on:
             return None
-        received, plan = self.now(), self._plan_of(head)
-        if plan is None:
+        received, plans = self.now(), self._plans
+        plan = plans.of(head)
+        if plan is None or not (plans.passing if plan.dialect is None else plans.calls):
             return None
-        if plan.dialect is not None:
-            found = self._read(head, plan, plan.dialect, body)
-            if found is None:
-                return None
-            way, sent, asked = found
-        else:
-            way, sent, asked = plan.passing, body, None
+        found = self._read(head, plan, plan.dialect, body)
+        if found is None:
+            return None
+        way, sent, asked = found
         service, lane, gate = self.service, way.lane, way.gate
         inflight = service.inflight if self._beside is None else service.inflight + self._beside()
         if inflight >= self._max_inflight:
@@ -105,8 +95,13 @@ class Straight:
         service.inflight += 1
         return Underway(self, connection, to, plan.table, way, head, body, received, asked, sent)
 
-    def _read(self, head: Head, plan: Plan, dialect: OpenAI, body: bytes) -> tuple[Way, bytes, Asked | None] | None:
-        """Where a call goes, what is sent of it, and what is known of it before."""
+    def _read(
+        self, head: Head, plan: Plan, dialect: OpenAI | None, body: bytes
+    ) -> tuple[Way, bytes, Asked | None] | None:
+        """Where a request goes, what is sent of it, and what is known of it before."""
+        if dialect is None:
+            passing = plan.ways[b""] if b"" in plan.ways else self._found(head, plan, b"", "")
+            return None if passing is None else (passing, body, None)
         hint = MODEL.search(body)
         if hint is not None and plan.ways.get(hint[1], plan) is None:
             return None  # as a rule that is its model, and goes through the stages: they need not be told
@@ -114,10 +109,7 @@ class Straight:
         if read is None:
             return None
         name = read.model.encode("utf-8", "surrogatepass")
-        try:
-            way = plan.ways[name]
-        except KeyError:
-            way = self._found(head, plan, name, read.model)
+        way = plan.ways[name] if name in plan.ways else self._found(head, plan, name, read.model)
         if way is None:
             return None
         sent = read.written
@@ -131,47 +123,5 @@ class Straight:
         if len(name) > MAX_NAME:
             return None
         way = plan.ways[name] = way_of(head, plan, model, self._telemetry, self._clock)
-        self._count += 1
-        if self._count > MAX_WAYS:
-            self._forget()
+        self._plans.noted()
         return way
-
-    def _forget(self) -> None:
-        self._plans.clear()
-        self._count = 0
-
-    def _plan_of(self, head: Head) -> Plan | None:
-        table = self._table()
-        if table is not self._under:
-            self._under = table
-            self._forget()
-            directs = [chains.direct for chains in table.chains.values() if chains.direct is not None]
-            self._any, self._calls = self._on and bool(directs), any(direct.calls for direct in directs)
-        if not self._any:
-            return None
-        try:
-            plan = self._plans[head.decisive]
-        except KeyError:
-            return self._planned(head, table)
-        if plan is not None and self._keyring is not None and self._keyring.at_hand(plan.digest) is not plan.permit:
-            del self._plans[head.decisive]  # it has changed, or is to be asked for
-            return None
-        return plan
-
-    def _planned(self, head: Head, table: Table) -> Plan | None:
-        if len(self._plans) >= MAX_WAYS:
-            self._forget()
-        digest, permit = "", None
-        if self._keyring is not None:
-            digest = digest_in(head)
-            permit = self._keyring.at_hand(digest)
-            if permit is None:
-                return None  # may be at hand the next time
-        plan = plan_of(head, table, digest, permit)
-        if plan is not None and plan.dialect is not None and not self._calls:
-            plan = None
-        elif plan is not None and plan.dialect is None:
-            way = way_of(head, plan, "", self._telemetry, self._clock)
-            plan = None if way is None else plan.through(way)
-        self._plans[head.decisive] = plan
-        return plan

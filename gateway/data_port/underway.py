@@ -11,7 +11,8 @@ from aiohttp.helpers import rfc822_formatted_time
 from gateway.adapters.gate import Place
 from gateway.adapters.http_headers import MAX_NAMES, NOT_RETURNED, OURS_RETURNED, Passing
 from gateway.data_port.heads import Head
-from gateway.data_port.ways import Table, Way
+from gateway.data_port.plans import Table
+from gateway.data_port.ways import Way
 from gateway.http1.connection import Connection
 from gateway.messages import Begun
 from gateway.routing.latency import Asked

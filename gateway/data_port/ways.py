@@ -5,51 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from multidict import CIMultiDict
 
-from gateway.access.key_text import digest_of
-from gateway.access.permits import Permit
 from gateway.adapters.gate import Gate
 from gateway.adapters.http_exchange import is_event_stream
 from gateway.backends.direct import Direct
 from gateway.backends.lane import Lane
-from gateway.cache.directives import parse_directives
-from gateway.credentials import key_of, tenant_of
-from gateway.data_port.heads import TRACING, Head
+from gateway.data_port.heads import Head
+from gateway.data_port.plans import UNDECIDED, Plan
 from gateway.data_port.wire import STATUS_LINES, fields_of
-from gateway.dialects.known import dialect_of, understands
-from gateway.dialects.openai import OPERATIONS, OpenAI
+from gateway.dialects.known import understands
+from gateway.dialects.openai import OPERATIONS
 from gateway.errors import BadRequest
 from gateway.http1.heads import BODILESS
 from gateway.http1.pool import Pool as Connections
-from gateway.jobs.submission import OWN, wants_async
 from gateway.messages import Bypass, Provenance, Verdict
 from gateway.observing.relayed import UPSTREAM, Relayed
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
-from gateway.policy.model import Policy
 from gateway.ports import Clock
 from gateway.response_headers import explaining
 from gateway.routing.balance import PeakEwma
-from gateway.routing.budget import HEADERS as BUDGETS
 from gateway.routing.retry import RetryBudget
 
 JSON = "application/json"
-METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
-MODELS = "/v1/models"  # may be put together from several backends'
-UNDECIDED = TRACING | {"connection", "content-length"}  # not in `Head.decisive`
-
-
-class Table(Protocol):
-    """`gateway.stages.policy.RouteTable`."""
-
-    @property
-    def policy(self) -> Policy: ...
-
-    @property
-    def chains(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,54 +76,6 @@ class Way:
         return b"%b%bx-request-id: %b%b%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (
             self.start, fields, request_id.encode(), self.behind_id, timing, len(body), date.encode(), body,
         )  # fmt: skip
-
-
-class Plan:
-    """What a head comes to under one policy. `digest`: of the key that it shows, where the gateway asks for it;
-    `dialect` None: none knows it, and there is one way for all of them."""
-
-    __slots__ = ("dialect", "digest", "passing", "permit", "table", "tenant", "ways")
-    passing: Way
-
-    def __init__(self, table: Table, dialect: OpenAI | None, tenant: str, digest: str, permit: Permit | None) -> None:
-        self.table = table
-        self.dialect = dialect
-        self.tenant = tenant
-        self.digest = digest
-        self.permit = permit
-        self.ways: dict[bytes, Way | None] = {}  # by model
-
-    def through(self, way: Way) -> Plan:
-        """Where no dialect knows it."""
-        self.passing = way
-        return self
-
-
-def digest_in(head: Head) -> str:
-    """Of the key that it shows; empty: it shows none."""
-    text = key_of(head.headers)
-    return "" if text is None else digest_of(text)
-
-
-def plan_of(head: Head, table: Table, digest: str, permit: Permit | None) -> Plan | None:
-    """None where something is to be decided that only the stages do. `permit` None: backends judge the credentials."""
-    headers = head.headers
-    if permit is not None and (permit.models or permit.limits):
-        return None
-    if any(name in UNDECIDED for route in table.policy.routes for name, _ in route.match.headers):
-        return None
-    if "x-priority" in headers or any(name in headers for name in BUDGETS) or wants_async(headers):
-        return None
-    if parse_directives(headers.get("cache-control")).only_if_cached:
-        return None
-    dialect = dialect_of(head.method, head.path)
-    if dialect is None:
-        if head.method not in METHODS or OWN.fullmatch(head.path) or (head.path + "/").startswith(MODELS + "/"):
-            return None
-    elif not isinstance(dialect, OpenAI):
-        return None
-    tenant = tenant_of(headers) if permit is None else permit.tenant
-    return Plan(table, dialect, tenant, digest, permit)
 
 
 def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Clock) -> Way | None:
