@@ -87,10 +87,6 @@ class Gate:
         self.inflight += 1
         return True
 
-    def untake(self) -> None:
-        """What was taken just now is not needed."""
-        self.inflight -= 1
-
     def relayed(self, kind: Hashable | None, asked: float, began: float, now: float) -> None:
         """A place that was taken at `asked` by `take` is given back, with an answer that began then. `kind` None: what
         paths that no dialect knows take, nobody can compare."""

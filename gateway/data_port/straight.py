@@ -6,9 +6,9 @@ follow from the head of a request, the model that it names and the policy in for
 books that others go by, and to write the answer.
 
 This is the path of what goes as a rule. Whatever is otherwise is the stages': before a byte is sent, where there is
-something to wait for or to refuse (a key that is not at hand, no place at the gate, a breaker that is not closed, no
-connection that lies idle, anything that has to be told of the body); afterwards by giving them the call as it stands
-(`Begun`): a status that is not 200, a stream, an answer that is long or of unknown length, a failure, a client that has
+something to wait for or to refuse (a key that is not at hand, no place at the gate, a breaker that is not closed,
+anything that has to be told of the body); afterwards by giving them the call as it stands (`Begun`): no connection to
+be had, a status that is not 200, a stream, an answer that is long or of unknown length, a failure, a client that has
 left. So nothing is sent twice that they would not send twice, and each such ending is decided in one place.
 
 Measured, and why: docs/decisions/0038-straight.md.
@@ -88,12 +88,8 @@ class Straight:
             return None
         if not lane.plain(way.tenant, received) or not gate.take():
             return None
-        connection = way.connections.idle()
-        if connection is None:
-            gate.untake()
-            return None
         service.inflight += 1
-        return Underway(self, connection, to, plan.table, way, head, body, received, asked, sent)
+        return Underway(self, to, plan.table, way, head, body, received, asked, sent)
 
     def _read(
         self, head: Head, plan: Plan, dialect: OpenAI | None, body: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from gateway.adapters.http_headers import MAX_NAMES, NOT_RETURNED, OURS_RETURNED
 from gateway.data_port.heads import Head
 from gateway.data_port.plans import Table
 from gateway.data_port.ways import Way
+from gateway.http1.answer import Answer
 from gateway.http1.connection import Connection
 from gateway.messages import Begun
 from gateway.routing.latency import Asked
@@ -58,14 +59,13 @@ class Underway:
     """A request that was sent, from there to its answer. Whoever waits for it may `cancel` it, as a task."""
 
     __slots__ = (
-        "_ahead", "_answer", "_asked", "_at", "_began", "_body", "_connection", "_due", "_head", "_id", "_place",
+        "_ahead", "_answer", "_asked", "_at", "_began", "_body", "_connection", "_due", "_head", "_id", "_opening",
         "_received", "_straight", "_table", "_to", "_way",
     )  # fmt: skip
 
     def __init__(
         self,
         straight: Straight,
-        connection: Connection,
         to: Client,
         table: Table,
         way: Way,
@@ -76,7 +76,6 @@ class Underway:
         sent: bytes,
     ) -> None:
         self._straight = straight
-        self._connection = connection
         self._to = to
         self._table = table
         self._way = way
@@ -89,12 +88,36 @@ class Underway:
         self._ahead = way.lane.sets_out(asked)
         self._at = at = straight.now()
         way.budget.asked(at)
-        self._due = due = straight.loop_time() + (way.upload_limit_s if body else way.limit_s)
-        self._answer = connection.send(way.request(head.traces, sent), due, self._heard)
+        self._due = straight.loop_time() + (way.upload_limit_s if body else way.limit_s)
+        self._opening: asyncio.Task[None] | None = None
+        request, connection = way.request(head.traces, sent), way.connections.idle()
+        if connection is not None:
+            self._send(connection, request)
+            return
+        self._answer = Answer(None)
+        self._opening = asyncio.get_running_loop().create_task(self._open(request))
+        self._opening.add_done_callback(self._opened)
+
+    def _send(self, connection: Connection, request: bytes) -> None:
+        self._opening, self._connection = None, connection
+        self._answer = connection.send(request, self._due, self._heard)
+
+    async def _open(self, request: bytes) -> None:
+        self._send(await self._way.connections.connected(self._due), request)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        """Where there is no connection, or nobody waits for it any more, the stages say so."""
+        error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
+        if error is not None:
+            self._answer.failed(error)
+            self._hand_over()
 
     def cancel(self) -> None:
         """The client has left. The stages end it."""
-        self._answer.failed(CancelledError())
+        if self._opening is not None:
+            self._opening.cancel()
+            return
+        self._answer.failed(asyncio.CancelledError())
         self._connection.abort()  # tells `_heard`
 
     def _heard(self) -> None:

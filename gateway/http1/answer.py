@@ -13,11 +13,12 @@ class Answer:
     """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
     it."""
 
-    __slots__ = ("_connection", "error", "headers", "noted", "pieces", "status", "unread", "whole")
+    __slots__ = ("_connection", "error", "headers", "kept", "noted", "pieces", "status", "unread", "whole")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection: Connection | None = connection
+    def __init__(self, connection: Connection | None) -> None:
+        self._connection = connection  # None: over, or not begun
         self.noted: dict[str, str] = {}  # see `heads.NOTED`
+        self.kept = False  # the connection had served before
         self.status = 0  # no final head has come yet
         self.headers: list[tuple[str, str]] = []
         self.pieces: list[bytes] = []  # of the body, as they came, and not read yet

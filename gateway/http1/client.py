@@ -12,7 +12,6 @@ from gateway.http1.origin import Origin
 from gateway.http1.pool import Pool
 
 IDLE_S = 15.0  # servers in Python close a kept connection after five seconds to 75
-MAX_IDLE = 128
 
 
 class Client:
@@ -24,17 +23,11 @@ class Client:
         *,
         connect_s: float,
         max_connections: int,
-        max_idle: int = MAX_IDLE,
         idle_s: float = IDLE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.origin = origin
-        self.pool = Pool(
-            Connector(origin, connect_s, tls),
-            max_connections=max_connections,
-            max_idle=min(max_idle, max_connections),
-            idle_s=idle_s,
-        )
+        self.pool = Pool(Connector(origin, connect_s, tls), max_connections=max_connections, idle_s=idle_s)
 
     async def ask(
         self,
@@ -65,12 +58,12 @@ class Client:
     async def resumed(
         self, answer: Answer, head: bytes, body: bytes, *, headless: bool, repeatable: bool, due: float
     ) -> Answer:
-        """As `ask`, of a request that was sent by `Connection.send` over a connection which had served before, and of
-        which something has come: its answer, or why there is none. `head` and `body`: what was sent."""
+        """As `ask`, of a request that was sent by `Connection.send`, or was to be, and of which something has come: its
+        answer, or why there is none. `head` and `body`: what was sent."""
         if answer.status:
             return answer
         assert answer.error is not None
-        if not isinstance(answer.error, Disconnected) or not repeatable:
+        if not isinstance(answer.error, Disconnected) or not repeatable or not answer.kept:
             raise answer.error
         connection = await self.pool.connected(due)
         return await connection.exchange(head, body, length=len(body), headless=headless, due=due)

@@ -36,10 +36,10 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """`idle_s`: for how long it may lie idle, at most. `names` may be shared."""
 
-    def __init__(self, owner: Owner, names: Names, idle_s: float, opened: socket.socket | None = None) -> None:
+    def __init__(self, owner: Owner, names: Names, idle_s: float) -> None:
         self._owner = owner
         self._idle_s = idle_s
-        self._socket = opened
+        self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._rang)
         self._parser = AnswerParser(names)
@@ -158,6 +158,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
         self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -217,6 +218,7 @@ class Connection(asyncio.Protocol):
         assert self._answer is None
         answer = self._answer = Answer(self)
         self._parser.begin(answer, headless=headless)
+        answer.kept = self.served > 0
         self.served += 1
         self._acknowledges = False
         return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 
 from gateway.http1.connecting import Connector
@@ -16,16 +15,15 @@ CLOSE_S = 5.0  # transports say in the next turn of the loop that they are close
 
 
 class Pool:
-    """At most `max_connections`, of which `max_idle` may lie idle, each for `idle_s` seconds at most."""
+    """At most `max_connections`, each of which may lie idle for `idle_s` seconds at most."""
 
-    def __init__(self, connector: Connector, *, max_connections: int, max_idle: int, idle_s: float) -> None:
+    def __init__(self, connector: Connector, *, max_connections: int, idle_s: float) -> None:
         self._connector = connector
         self._max_connections = max_connections
-        self._max_idle = max_idle
         self._idle_s = idle_s
         self._names = Names()
         self._all: set[Connection] = set()
-        self._idle: list[Connection] = []  # the last one freed is the first one taken: the others may end
+        self._idle: dict[Connection, None] = {}  # the last one freed is the first one taken: the others may end
         self._opening = 0  # and those that were promised to who waits
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
         self._closed = False
@@ -39,7 +37,7 @@ class Pool:
     def idle(self) -> Connection | None:
         """One that lies idle, and is not any more."""
         while self._idle:
-            connection = self._idle.pop()
+            connection, _ = self._idle.popitem()
             if connection.usable:
                 return connection
         return None
@@ -49,7 +47,9 @@ class Pool:
         is to be one. Raises `ConnectFailed`."""
         while len(self._all) + self._opening >= self._max_connections:
             if self._idle:  # whoever wants a new one has found them to be stale
-                self._idle.pop(0).abort()
+                stale = next(iter(self._idle))
+                del self._idle[stale]
+                stale.abort()
             given = await self._turn(due)
             if given is None:
                 break
@@ -58,10 +58,7 @@ class Pool:
         else:
             self._opening += 1
         try:
-            async with asyncio.timeout_at(due):
-                connection = await self._connector.open(self._made)
-        except TimeoutError:
-            raise ConnectTimedOut("no connection in time") from None
+            connection = await self._connector.open(self._made, due)
         finally:
             self._opening -= 1
             self._invite()
@@ -79,17 +76,16 @@ class Pool:
             if not waiter.done():
                 waiter.set_result(connection)
                 return
-        if len(self._idle) >= self._max_idle or self._closed:
+        if self._closed:
             connection.close()
         else:
-            self._idle.append(connection)
+            self._idle[connection] = None
 
     def gone(self, connection: Connection) -> None:
         self._all.discard(connection)
         if not self._all:
             self._empty.set()
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
         self._invite()
 
     async def close(self) -> None:
@@ -101,8 +97,8 @@ class Pool:
         async with asyncio.timeout(CLOSE_S):
             await self._empty.wait()
 
-    def _made(self, opened: socket.socket) -> Connection:
-        return Connection(self, self._names, self._idle_s, opened)
+    def _made(self) -> Connection:
+        return Connection(self, self._names, self._idle_s)
 
     async def _turn(self, due: float) -> Connection | None:
         """One that was freed, or None: there is room for a new one, which is promised to who asked."""

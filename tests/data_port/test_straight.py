@@ -7,9 +7,10 @@ import asyncio
 import io
 import json
 import re
+import socket
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gateway.access.key_text import digest_of
 from gateway.backends.lane import Lane
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BadRequest
+from gateway.http1.pool import Pool as Connections
 from gateway.observing.access_log import AccessLog
 from gateway.observing.metrics import Counter, Histogram
 from gateway.policy.load import policy_from_text
@@ -119,6 +121,16 @@ class One:
     @property
     def lane(self) -> Lane:
         return self.served.gateway.parts.pools["main"].lanes[0]
+
+    @property
+    def connections(self) -> Connections:
+        return self.lane.backend._client.client.pool  # type: ignore[attr-defined]
+
+    async def disconnect(self) -> None:
+        """From the upstream: no connection lies idle."""
+        for connection in tuple(self.connections._all):
+            connection.close()
+        await until(lambda: not self.connections.open)
 
     def logged(self) -> list[dict[str, Any]]:
         self.log.flush()
@@ -268,6 +280,11 @@ REQUESTS: dict[str, tuple[bytes, bool]] = {
     "a long body": (post(filler="x" * 70_000), False),
     "the last one": (post(b"Connection: close\r\n"), False),
 }
+COLD_REQUESTS = ("a chat", "a path of nobody", "GET", "a stored route", "a stream")
+COLD_ANSWERS = (
+    "chunks", "head and body apart", "chunks apart", "a long one", "Connection: close", "500", "no HTTP",
+    "cut in its body", "ended before a byte", "cut before a byte",
+)  # fmt: skip
 LONG = b'"' + b"x" * 200_000 + b'"'
 SSE = b"data: {}\n\ndata: [DONE]\n\n"
 HOP = (b"Connection: X-Gone", b"X-Gone: 1", b"Keep-Alive: timeout=9")
@@ -339,9 +356,13 @@ async def said(served: Served, *requests: bytes) -> bytes:
     return answered
 
 
-async def of_one(it: One, upstream: Scripted, request: bytes, script: list[Piece] | None) -> dict[str, Any]:
-    """What comes of a request after one that has left a connection idle."""
+async def of_one(
+    it: One, upstream: Scripted, request: bytes, script: list[Piece] | None, *, cold: bool = False
+) -> dict[str, Any]:
+    """What comes of a request after one that has left a connection idle; `cold`: which has ended since."""
     await said(it.served, HI)
+    if cold:
+        await it.disconnect()
     upstream.seen.clear()
     it.logged()
     before, taken = it.figures(), it.straight.relayed
@@ -363,12 +384,16 @@ async def of_one(it: One, upstream: Scripted, request: bytes, script: list[Piece
 
 
 async def differences(
-    pair: tuple[One, One], upstream: Scripted, cases: dict[str, tuple[bytes, list[Piece] | None]]
+    pair: tuple[One, One],
+    upstream: Scripted,
+    cases: dict[str, tuple[bytes, list[Piece] | None]],
+    *,
+    cold: bool = False,
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """-> where both do not do the same; what of each goes straight."""
     different, taken = {}, {}
     for name, (request, script) in cases.items():
-        on, off = [await of_one(it, upstream, request, script) for it in pair]
+        on, off = [await of_one(it, upstream, request, script, cold=cold) for it in pair]
         taken[name] = on.pop("taken")
         assert not off.pop("taken")
         assert on["said"]
@@ -393,9 +418,60 @@ async def test_answers_are_given_alike(pair: tuple[One, One], upstream: Scripted
         assert request != HI or taken == {name: int(straight) for name, (_, straight) in ANSWERS.items()}
 
 
+async def test_new_connections_are_asked_alike(pair: tuple[One, One], upstream: Scripted) -> None:
+    cases: dict[str, tuple[bytes, list[Piece] | None]] = {name: (REQUESTS[name][0], None) for name in COLD_REQUESTS}
+    cases |= {name: (HI, ANSWERS[name][0]) for name in COLD_ANSWERS}
+    different, taken = await differences(pair, upstream, cases, cold=True)
+    assert not different, json.dumps(different, indent=1)
+    expected = {name: REQUESTS[name][1] for name in COLD_REQUESTS} | {name: ANSWERS[name][1] for name in COLD_ANSWERS}
+    assert taken == {name: int(straight) for name, straight in expected.items()}
+
+
+@contextmanager
+def deaf() -> Iterator[int]:
+    """A port at which connections are not taken, nor refused: those that may wait for that do."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as stack:
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def test_where_there_is_no_connection_the_stages_say_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refusing = listener.getsockname()[1]
+    with deaf() as silent:
+        for port, status in ((refusing, b" 502 "), (silent, b" 504 ")):
+            outcomes = []
+            for on in (True, False):
+                section = {"timeouts": {"connect": "0.2s"}}
+                async with one(tmp_path / f"{port}-{on}", Scripted(port), main=section) as it:
+                    it.straight._on = on
+                    answered = await said(it.served, HI)
+                    assert status in answered.partition(b"\r\n")[0]
+                    await until(lambda it=it: it.served.gateway.data_port.inflight == 0)
+                    asked = it.figures()["backend_requests"]
+                    outcomes.append((answered, it.books(), asked, it.logged()[-1]["reason"]))
+            assert outcomes[0] == outcomes[1]
+
+
+async def test_a_client_that_leaves_while_a_connection_is_opened(tmp_path: Path) -> None:
+    with deaf() as silent:
+        async with one(tmp_path, Scripted(silent)) as it:
+            async with connected(it.served.url) as wire:
+                await wire.send(HI)
+                await until(lambda: it.connections._opening)
+                assert it.books()["load"] == (1, 1, 1, 1)
+            await until(lambda: it.books()["load"] == (0, 0, 0, 0))
+            assert it.connections._opening == it.connections.open == 0
+            assert it.logged()[-1]["status"] == 499
+
+
 async def idle(it: One) -> None:
     """A connection to the upstream lies idle."""
     await said(it.served, HI)
+    it.straight.relayed = 0
 
 
 @pytest.fixture
@@ -488,12 +564,12 @@ async def test_keys_that_are_at_hand(tmp_path: Path, upstream: Scripted) -> None
         await said(it.served, asked)
         upstream.seen.clear()
         assert b" 200 OK" in await said(it.served, asked)
-        assert it.straight.relayed == 1
+        assert it.straight.relayed == 2
         assert b"Authorization: Bearer own-key\r\n" in upstream.seen[0] and b"secret" not in upstream.seen[0]
         assert it.logged()[-1]["tenant"] == "acme"
         for nobody in (HI, stranger):
             assert b" 401 " in (await said(it.served, nobody)).partition(b"\r\n")[0]
-        assert it.straight.relayed == 1
+        assert it.straight.relayed == 2
         it.served.gateway.access.keyring._configured.clear()
         assert b" 401 " in (await said(it.served, asked)).partition(b"\r\n")[0]
 

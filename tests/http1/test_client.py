@@ -28,6 +28,7 @@ from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CROWD = 200
 GET = request_head("GET", "/", "h", [], "")
 
 
@@ -95,11 +96,26 @@ async def test_a_connection_that_lies_idle_is_closed(server: WireUpstream) -> No
     await client.close()
 
 
-async def test_no_more_connections_lie_idle_than_allowed(server: WireUpstream) -> None:
-    server.answer(OK)
-    client = Client(Origin.of(server.url), connect_s=5.0, max_connections=4, max_idle=1)
-    await asyncio.gather(*(body_of(client) for _ in range(4)))
-    await until(lambda: client.pool.open == 1)
+async def test_all_connections_of_a_crowd_are_kept_for_the_next_one(server: WireUpstream) -> None:
+    seen, go_on = set(), asyncio.Event()
+
+    async def script(wire: Wire, _: Message) -> None:
+        seen.add(wire)
+        await go_on.wait()
+        await wire.send(OK)
+
+    server.script = script
+    client = Client(Origin.of(server.url), connect_s=5.0, max_connections=CROWD)
+    for _ in range(2):
+        server.requests.clear()
+        asked: list[asyncio.Task[bytes]] = []
+        while len(asked) < CROWD:  # a listener's backlog is 100
+            asked += [asyncio.create_task(body_of(client)) for _ in range(CROWD // 4)]
+            await until(lambda asked=asked: len(server.requests) == len(asked))
+        go_on.set()
+        await asyncio.gather(*asked)
+        go_on.clear()
+        assert client.pool.open == len(seen) == CROWD
     await client.close()
 
 
