@@ -30,7 +30,8 @@ class HttpBody:
 
     def __init__(self, http: web.BaseRequest, taken: bytes | None, *, max_bytes: int, timeout_s: float) -> None:
         self._http = http
-        self._taken = taken
+        # Once it has been read there is nothing to read either: whether there is a body is to be known before.
+        self._taken = b"" if taken is None and not http.can_read_body else taken
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
@@ -45,15 +46,15 @@ class HttpBody:
     def stream(self) -> AsyncIterator[bytes] | None:
         if self._taken is not None:
             return once(self._taken) if self._taken else None
-        return self._stream() if self._http.can_read_body else None
+        return self._stream()
 
     @property
     def taken(self) -> bytes | None:
-        return b"" if self._taken is None and not self._http.can_read_body else self._taken
+        return self._taken
 
     @property
     def replayable(self) -> bool:
-        return self.taken is not None
+        return self._taken is not None
 
     async def _arriving(self) -> bytes:
         try:

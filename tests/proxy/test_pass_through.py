@@ -219,6 +219,24 @@ async def test_an_upload_reaches_the_upstream_while_it_still_comes(before_raw: S
         assert (await wire.message()).status == 200
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 4", "Transfer-Encoding: chunked"])
+async def test_an_upload_that_has_streamed_is_not_sent_again_without_its_body(
+    before_raw: Served, raw: WireUpstream, framing: str
+) -> None:
+    """PUT may be repeated, but what has gone by is gone."""
+
+    async def script(upstream: Wire, request: Message) -> None:
+        await upstream.send(b"nonsense\r\n\r\n")
+
+    raw.script = script
+    async with connected(before_raw.url) as wire:
+        await wire.send(f"PUT /v1/files/f HTTP/1.1\r\nHost: g\r\nX: y\r\nX: z\r\n{framing}\r\n\r\n".encode())
+        await asyncio.sleep(0.02)  # so that the body does not come with its head
+        await wire.send(b"body" if "4" in framing else b"4\r\nbody\r\n0\r\n\r\n")
+        assert (await wire.message()).status == 502
+    assert [request.body for request in raw.requests] == [b"body"]
+
+
 async def test_an_answer_arrives_while_the_upstream_still_sends(before_raw: Served, raw: WireUpstream) -> None:
     go_on = asyncio.Event()
 
