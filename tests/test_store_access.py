@@ -109,6 +109,16 @@ def test_a_gateway_does_not_start_with_files_that_are_no_certificates(tmp_path: 
         access_of(Store.model_validate({"url": "redis://h", "password_env": "MISSING"}), {})
 
 
+async def test_who_may_wait_for_a_reply_may_wait_for_the_connection(upstream: Upstream, tmp_path: Path) -> None:
+    """Where the store stood still for longer than a second while its first connection was opened, the answer was not
+    stored, however long `store.timeout` was."""
+    for seconds, expected in (("100ms", 1.0), ("10s", 10.0)):
+        backends = {"main": {"adapter": "openai", "url": upstream.url}}
+        async with gateway_of(config_of(tmp_path, backends, store={"timeout": seconds})) as served:
+            client: Any = served.gateway.stores.redis._client
+            assert client.connection_pool.connection_kwargs["socket_connect_timeout"] == expected
+
+
 async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path) -> None:
     """Replicas that do not answer are waited for, and then it is not said."""
     (tmp_path / "replica").mkdir()

@@ -41,9 +41,10 @@ class Access:
 
 
 OPEN = Access()
+CONNECT_S = 1.0
 
 
-def connect(url: str, connect_timeout_s: float = 1.0, access: Access = OPEN) -> Any:
+def connect(url: str, connect_timeout_s: float = CONNECT_S, access: Access = OPEN) -> Any:
     """`url`: as `store.url` has it, or `unix://`. `connect_timeout_s`: of a connection, with its handshakes. The pool
     has no bound of its own: at it the client fails instead of waiting. Its annotations mix the synchronous and the
     asynchronous results: hence `Any`."""

@@ -14,6 +14,7 @@ from redis import asyncio as redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.adapters.redis_exchange import Command, Exchange
@@ -80,7 +81,7 @@ class Line:
                 await connection.connect()
         except (RedisError, OSError, TimeoutError) as error:
             await connection.disconnect(nowait=True)
-            exchange.end(error)
+            exchange.end(error if str(error) else RedisTimeoutError("no connection in time"))
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -17,7 +17,7 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_changes import RedisChanges
-from gateway.adapters.redis_client import Access, connect
+from gateway.adapters.redis_client import CONNECT_S, Access, connect
 from gateway.adapters.redis_figures import RedisFigures
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.redis_journal import Journal
@@ -118,7 +118,8 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
             config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
         )
         url = server.url
-    client = connect(url, access=access)
+    # Whoever may wait for a reply may wait for the connection: an answer that comes first would not be stored.
+    client = connect(url, max(CONNECT_S, config.store.timeout), access)
     shared = server is None
     journal = Journal(secrets.token_hex(8), config.store.max_changes) if shared else None
     redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal)
