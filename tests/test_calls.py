@@ -15,7 +15,7 @@ MOST = {
     "unknown path": (51, 52),
     "exact hit on the stages' path": (126, 139),
     "semantic hit (hash)": (175, 193),
-    "chat miss, stored in both caches": (368, 401),
+    "chat miss, stored in both caches": (338, 364),
     "live stream, 74 events": (1450, 1570),
 }
 

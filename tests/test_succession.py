@@ -434,7 +434,7 @@ async def test_vectors_of_two_models_are_never_compared(
         for question in (*QUESTIONS, LATE):
             await served.chat("please: " + question)
     assert set(map(len, met.values())) == {1}
-    assert set().union(*met.values()) == {"hash/384/v1", "hash/reversed"}
+    assert set().union(*met.values()) == {"hash/384/v2", "hash/reversed"}
 
 
 @pytest.mark.parametrize("checkpoint", ["5m", "off"])
@@ -453,7 +453,7 @@ async def test_who_goes_back_in_the_middle_has_lost_nothing(
         await until(lambda: served.gateway.succession.done)
         assert served.gateway.describe()["migration"] == {"done": 0, "left": 0, "skipped": 0}
         assert set(await fields_of(served, "former")) == {None}
-        assert set(await fields_of(served, "embedder")) == {b"hash/384/v1"}
+        assert set(await fields_of(served, "embedder")) == {b"hash/384/v2"}
     assert len(upstream.chats) == calls
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gateway.adapters.faiss_partition import FlatPartition, Ids, IvfPartition, Part, Partition
+from gateway.adapters.faiss_flat import FlatPartition
+from gateway.adapters.faiss_partition import Ids, IvfPartition, Part, Partition
 from gateway.adapters.index_checkpoint import Lists, Piece
 from gateway.messages import Neighbour, Vector
 
@@ -43,9 +44,7 @@ class Contents:
             self.partition_bytes += partition.bytes
         identifier = self.next_id
         self.next_id += 1
-        before = partition.bytes
-        partition.add(np.array([identifier], dtype=np.int64), vector[np.newaxis])
-        self.partition_bytes += partition.bytes - before
+        self.partition_bytes += partition.put(identifier, vector)
         self.ids[fingerprint] = identifier
         self.names[identifier] = fingerprint
         self.scopes[identifier] = scope

@@ -12,13 +12,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from gateway.adapters.faiss_contents import Contents, contents_of, slices
+from gateway.adapters.faiss_flat import FlatPartition
 from gateway.adapters.faiss_owner import Owner
-from gateway.adapters.faiss_partition import FlatPartition, IvfPartition, Partition
+from gateway.adapters.faiss_partition import IvfPartition, Partition
 from gateway.adapters.faiss_placed import Device
 from gateway.adapters.faiss_rebuild import Rebuilder
 from gateway.adapters.faiss_training import Plan, Train, train_centroids
@@ -28,11 +29,13 @@ from gateway.messages import Neighbour, Vector
 from gateway.ports import StoredVector
 
 LOG = logging.getLogger("nearhit.index")
+P = ParamSpec("P")
 T = TypeVar("T")
 TIMEOUT_S = 1.0  # of a search or an addition: 0.6 ms at a million entries, 28 ms behind a rebuild
 # Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
 STEP = 4096
 ADD_STEP = 64  # entries that are added in one go: 2 ms
+FAILURES = (RuntimeError, MemoryError)  # what FAISS raises
 
 
 class FaissIndex:
@@ -84,9 +87,11 @@ class FaissIndex:
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
         partition, known = self._contents.partitions.get(scope), self._contents.ids
-        roomy = isinstance(partition, FlatPartition) and partition.room > 0
-        brief = (roomy or self._brief(scope)) and fingerprint not in known and len(known) < self._max_entries
-        await self._within(lambda: self._add(fingerprint, scope, vector), brief=brief)
+        brief = partition is None or partition.brief or (isinstance(partition, FlatPartition) and partition.room > 0)
+        if brief and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
+            self._here(self._add, fingerprint, scope, vector)
+        else:
+            await self._there(lambda: self._add(fingerprint, scope, vector))
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
@@ -107,7 +112,9 @@ class FaissIndex:
         if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
             return []
         self._check(vector)
-        return await self._within(lambda: self._contents.search(scope, vector, k), brief=self._brief(scope))
+        if self._brief(scope) and self._owner.enter():
+            return self._here(self._contents.search, scope, vector, k)
+        return await self._there(lambda: self._contents.search(scope, vector, k))
 
     def at_hand(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
         if scope not in self._contents.partitions:
@@ -115,11 +122,9 @@ class FaissIndex:
         if not self._brief(scope) or not self._owner.enter():
             return None
         try:
-            return self._contents.search(scope, vector, k)
-        except (RuntimeError, MemoryError):  # what FAISS raises; `search` says so
+            return self._here(self._contents.search, scope, vector, k)
+        except IndexUnavailable:  # `search` says so
             return None
-        finally:
-            self._owner.leave()
 
     async def near(self, vector: Vector, similarity: float) -> list[str]:
         self._check(vector)
@@ -167,20 +172,24 @@ class FaissIndex:
         partition = self._contents.partitions.get(scope)
         return partition is None or partition.brief
 
-    async def _within(self, operation: Callable[[], T], *, brief: bool) -> T:
-        """For what a request waits for. Raises `IndexUnavailable`."""
+    def _here(self, operation: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Once the owner has been entered. Raises `IndexUnavailable`."""
         try:
-            if brief and self._owner.enter():
-                try:
-                    return operation()
-                finally:
-                    self._owner.leave()
+            return operation(*given, **named)
+        except FAILURES as error:
+            raise _failed(error) from None
+        finally:
+            self._owner.leave()
+
+    async def _there(self, operation: Callable[[], T]) -> T:
+        """By the owner's thread. Raises `IndexUnavailable`."""
+        try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._owner.run(operation)
         except TimeoutError:
             raise IndexUnavailable(f"the index has not answered within {self._timeout_s:g} s") from None
-        except (RuntimeError, MemoryError) as error:  # what FAISS raises
-            raise IndexUnavailable(f"the index failed: {type(error).__name__}: {error}"[:300]) from None
+        except FAILURES as error:
+            raise _failed(error) from None
 
     def _near(self, vector: Vector, similarity: float) -> list[str]:
         """Beside the owner, from copies: a look at everything must hold no search up."""
@@ -245,3 +254,7 @@ class FaissIndex:
             self._add(fingerprint, scope, vectors[0])
         for scope in contents.partitions:
             self._rebuilder.consider(scope)  # no copy on a device comes from the disk
+
+
+def _failed(error: Exception) -> IndexUnavailable:
+    return IndexUnavailable(f"the index failed: {type(error).__name__}: {error}"[:300])

@@ -1,4 +1,4 @@
-"""What holds the vectors of one scope: a plain matrix while they are few, an inverted file beyond.
+"""What holds the vectors of one scope: a plain matrix while they are few (`faiss_flat`), an inverted file beyond.
 
 Neither is safe to use from two threads: FAISS crashes on concurrent add and search. Whoever holds a partition sees to
 it that one thread at a time does. Ids are never used twice, so that a vector never changes under its id.
@@ -54,6 +54,9 @@ class Partition(Protocol):
     def add(self, ids: Ids, vectors: Matrix) -> None:
         """Ids (n,) that are not in it, unit vectors (n, d)."""
 
+    def put(self, identifier: int, vector: Vector) -> int:
+        """As `add`, of one -> by how many bytes it has grown."""
+
     def remove(self, ids: Ids) -> None:
         """Those of them that are in it."""
 
@@ -85,87 +88,8 @@ class Copy(Protocol):
         """As a partition; None where the lists themselves have to be searched."""
 
 
-# Of 384 dimensions: searched, and copied to grow, in 36 us. The way to the owner's thread and back takes 21 of CPU, and
-# more of waiting (docs/decisions/0032). A search through lists that compares with so many takes 0.1 ms (python -m
-# bench.index_few), and does so in a scope of some 32,000.
-BRIEF_ENTRIES, BRIEF_COMPARED = 1024, 2200
-FEW = 16  # a product of numpy's takes half of the way into FAISS; for some more OpenBLAS would wake a thread
-
-
-class FlatPartition:
-    """Exact, and nothing to train. Rows move when others go: FAISS' own maps of ids would be rebuilt at each removal
-    (measured: 13 ms at 50,000), a look through a column of ids takes 20 us there."""
-
-    trained_for = 0
-    steps = 1  # rows move, so that only one copy of everything is consistent
-
-    def __init__(self, dimension: int) -> None:
-        self._vectors: Matrix = np.empty((1, dimension), dtype=np.float32)
-        self._ids: Ids = np.empty(1, dtype=np.int64)
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def brief(self) -> bool:
-        return self._count <= BRIEF_ENTRIES
-
-    @property
-    def room(self) -> int:
-        """How many more it takes without being copied."""
-        return len(self._ids) - self._count
-
-    @property
-    def bytes(self) -> int:
-        return self._vectors.nbytes + self._ids.nbytes
-
-    def add(self, ids: Ids, vectors: Matrix) -> None:
-        count = self._count + len(ids)
-        if count > len(self._ids):
-            self._resize(max(count, len(self._ids) * 3 // 2))
-        self._ids[self._count : count] = ids
-        self._vectors[self._count : count] = vectors
-        self._count = count
-
-    def remove(self, ids: Ids) -> None:
-        rows = self._rows(ids)
-        rest = self._count - len(rows)
-        # The last rows that stay move into the holes before them.
-        holes = rows[rows < rest]
-        movers = np.setdiff1d(np.arange(rest, self._count), rows, assume_unique=True)
-        self._ids[holes] = self._ids[movers]
-        self._vectors[holes] = self._vectors[movers]
-        self._count = rest
-        if rest < len(self._ids) // 4:
-            self._resize(max(1, rest * 3 // 2))
-
-    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        if self._count <= FEW:
-            near: Vector = self._vectors[: self._count] @ vector
-            order = (-near).argsort()[:k]
-            return near[order], self._ids[order]
-        similarities, rows = faiss.knn(
-            vector[np.newaxis], self._vectors[: self._count], min(k, self._count), metric=faiss.METRIC_INNER_PRODUCT
-        )
-        return similarities[0], self._ids[rows[0]]
-
-    def part(self, step: int) -> Part:
-        return Part(self._ids[: self._count].copy(), self._vectors[: self._count].copy())
-
-    def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
-        rows = self._rows(ids)
-        return self._ids[rows], self._vectors[rows]
-
-    def _rows(self, ids: Ids) -> NDArray[np.intp]:
-        held = self._ids[: self._count]
-        return np.flatnonzero(held == ids[0] if len(ids) == 1 else np.isin(held, ids))
-
-    def _resize(self, rows: int) -> None:
-        vectors, ids = self._vectors[: self._count], self._ids[: self._count]
-        self._vectors = np.empty((rows, vectors.shape[1]), dtype=np.float32)
-        self._ids = np.empty(rows, dtype=np.int64)
-        self._vectors[: self._count], self._ids[: self._count] = vectors, ids
+# Compared in a search through lists: 0.1 ms (python -m bench.index_few), in a scope of some 32,000 entries.
+BRIEF_COMPARED = 2200
 
 
 class IvfPartition:
@@ -208,6 +132,11 @@ class IvfPartition:
         self._index.add_with_ids(vectors, ids)
         if self.copy is not None:
             self.copy.add(ids, vectors)
+
+    def put(self, identifier: int, vector: Vector) -> int:
+        before = self.bytes
+        self.add(np.array([identifier], dtype=np.int64), vector[np.newaxis])
+        return self.bytes - before
 
     def remove(self, ids: Ids) -> None:
         self._index.remove_ids(ids)

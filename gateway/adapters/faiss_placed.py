@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gateway.adapters.faiss_partition import FlatPartition, Ids, Matrix
+from gateway.adapters.faiss_flat import FlatPartition
+from gateway.adapters.faiss_partition import Ids, Matrix
 from gateway.messages import Vector
 
 LOG = logging.getLogger("nearhit.index")

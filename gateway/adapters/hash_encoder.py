@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
-from itertools import pairwise
-from sys import byteorder
+from zlib import crc32
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from gateway.messages import Embedding, Vector
 
 MAX_WORDS = 256  # like the real model's limit, so that what depends on truncation can be tried without it
 MAX_CHARACTERS = 4096
-KNOWN = 8192  # words and pairs of words whose place is remembered: 2 MB, and a third of the time
 WORD = re.compile(r"\w+")
 # Of a text in ASCII: small letters, digits and `_` as they are, all that is no part of a word a space.
 _FOLDED = bytes(ord(c.lower()) if c.isascii() and WORD.match(c) else 32 for c in map(chr, range(256)))
@@ -26,8 +24,7 @@ class HashEncoder:
 
     def __init__(self, dimension: int = 384) -> None:
         self.dimension = dimension
-        self.fingerprint = f"hash/{dimension}/v1"
-        self._places: dict[bytes, bytes] = {}  # as numpy reads them: so they are put together without a loop
+        self.fingerprint = f"hash/{dimension}/v2"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         return [self._encode(text) for text in texts]
@@ -40,31 +37,17 @@ class HashEncoder:
 
     def _vector(self, words: Sequence[bytes]) -> Vector:
         """float32 (dimension,), unit length."""
-        features = [*words, *map(b" ".join, pairwise(words))]
-        known, dimension = self._places, self.dimension
-        try:
-            places = b"".join(map(known.__getitem__, features))
-        except KeyError:
-            places = self._placed(features)
-        counts = np.bincount(np.frombuffer(places, np.int64), minlength=2 * dimension)
+        hashes = [*map(crc32, words)]
+        pairs = map(crc32, words, hashes[1:])  # the later word first: "cup cake" is no "cupcake"
+        dimension = self.dimension
+        # Half of the features count against: so collisions do not add up.
+        places = np.frombuffer(array("q", [*hashes, *pairs]), np.int64) % (2 * dimension)
+        counts = np.bincount(places, minlength=2 * dimension)
         vector = (counts[:dimension] - counts[dimension:]).astype(np.float32)
         norm = math.sqrt(vector.dot(vector))
         if norm == 0.0:  # every feature met its opposite
             vector[0] = norm = 1.0
         return vector / np.float32(norm)
-
-    def _placed(self, features: Sequence[bytes]) -> bytes:
-        """Where each counts, as int64; remembered."""
-        known = self._places
-        if len(known) > KNOWN:
-            known.clear()
-        for feature in features:
-            if feature not in known:  # written out: a call for each would cost as much as the rest
-                digest = int.from_bytes(blake2b(feature, digest_size=8).digest(), "big")
-                # Half of the features count against: so collisions do not add up.
-                place = (digest >> 1) % self.dimension + (0 if digest & 1 else self.dimension)
-                known[feature] = place.to_bytes(8, byteorder)
-        return b"".join([known[feature] for feature in features])
 
 
 def _words(text: str) -> list[bytes]:

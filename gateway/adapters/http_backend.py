@@ -37,7 +37,7 @@ from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
 from gateway.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.http1.heads import header_lines, request_head
-from gateway.messages import Begun, Call, Request, Response, Tunnel
+from gateway.messages import Begun, Call, Request, Response, Tunnel, Whole
 from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
 from gateway.routing.retry import IDEMPOTENT
@@ -251,6 +251,22 @@ class HttpBackend(Gated):
     def _added(self, headers: list[tuple[str, str]], *, read_here: bool) -> list[tuple[str, str]]:
         added = own_headers(headers, self.speaks, self._api_key)
         return [*added, ("Accept-Encoding", "identity")] if read_here else added
+
+    # What is sent in one step, see `gateway.backends.direct_call`.
+
+    def written(self, request: Request) -> bytes:
+        """A call as `send` writes it, head and body. Raises `BadRequest`."""
+        client = self.kept_connections
+        assert client is not None
+        try:
+            return client.written(self._outward(request, None))
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+
+    def read(self, answer: HttpAnswer) -> Response:
+        """What `send` makes of a whole answer to a call, with status 200 and no stream, that is kept as it was sent."""
+        headers = self._returned.of(answer.headers, answer.noted.get("connection"))
+        return Response(200, tuple(headers), Whole(answer.take()))
 
     # What is sent without the stages, see `gateway.data_port.straight`.
 

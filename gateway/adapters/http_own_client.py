@@ -28,6 +28,12 @@ class OwnClient:
         head = request_head(method, target, self.authority, headers, framing_of(method, length))
         return self.client.ask(head, body, length=length, headless=method == "HEAD", repeatable=repeatable, due=due)
 
+    def written(self, request: Outward) -> bytes:
+        """A request whose body is at hand, as `ask` writes it. Raises `ValueError`."""
+        method, target, headers, body, _, _ = request
+        assert isinstance(body, bytes)
+        return request_head(method, target, self.authority, headers, framing_of(method, len(body))) + body
+
     def resumed(self, answer: Answer, request: Outward, due: float) -> Awaitable[HttpAnswer]:
         """See `Client.resumed`. `request`: the one that was sent, whose body is at hand."""
         method, target, headers, body, _, repeatable = request

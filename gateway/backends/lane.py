@@ -151,6 +151,14 @@ class Lane:
             self._telling -= 1
             self.latency.observe(asked, load=load, ttft_s=seconds, total_s=seconds, output_tokens=0, now=now)
 
+    def given_up(self, asked: Asked | None, pace: PeakEwma | None, load: int, at: float, now: float) -> None:
+        """A call that was sent `at` is given up before its first byte, so it took longer than that."""
+        self.handed_on(asked)
+        if pace is not None:
+            pace.outlasted(now - at, now)
+        if asked is not None:
+            self.latency.outlasted(asked, load=load, seconds=now - at, now=now)
+
     def heed(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
         """What an answer says of the limits of an account: they are of that account. What an upstream cannot do at all
         (503) is the same for all."""

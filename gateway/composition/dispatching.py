@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.backends.direct import Direct, direct_to
+from gateway.backends.direct_call import DirectCall
+from gateway.backends.pool import Pool
 from gateway.calling.asking import Answered, Asking
 from gateway.calling.cascade import Cascade
 from gateway.calling.checks import Checks
@@ -16,7 +18,7 @@ from gateway.calling.trials import Trials
 from gateway.messages import Bypass, Request
 from gateway.policy.model import Route
 from gateway.routing.choice import Decision
-from gateway.stages.dispatch import Ask, Dispatch, Seen
+from gateway.stages.dispatch import Ask, Dispatch, Seen, Sole
 
 if TYPE_CHECKING:
     from gateway.composition.chains import Parts
@@ -24,9 +26,14 @@ if TYPE_CHECKING:
 
 def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
     deciding = deciding_of(route, parts)
-    ask = _ask(route, parts, deciding)
-    sole, seen = None if deciding.sole is None else parts.pools[deciding.sole], _seen(route, parts)
+    ask, seen = _ask(route, parts, deciding), _seen(route, parts)
+    sole = None if deciding.sole is None else _sole(route, parts.pools[deciding.sole], parts)
     return Dispatch(route, deciding, ask, parts.promises, parts.escalations, parts.telemetry, bypass, seen, sole)
+
+
+def _sole(route: Route, pool: Pool, parts: Parts) -> Sole:
+    direct = direct_to(pool, calls=True, exposes=route.expose_headers)
+    return pool if direct is None else DirectCall(direct, parts.clock, parts.telemetry)
 
 
 def direct_of(route: Route, parts: Parts) -> Direct | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from gateway.backends.pool import Pool
 from gateway.calling.asking import Answered
 from gateway.calling.deciding import Deciding
 from gateway.calling.promises import Promises
@@ -19,6 +19,16 @@ Ask = Callable[[Request, Decision], Awaitable[Answered]]
 """Puts a request to the backends of a decision. Raises `Refused`."""
 Seen = Callable[[Request, Response], Response]
 """Sees every answer, and may watch it go by."""
+
+
+class Sole(Protocol):
+    """The only backend that there is to ask: a `Pool`, or a `DirectCall`."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def call(self, request: Request) -> Response:
+        """See `Pool.call`."""
 
 
 class Dispatch:
@@ -36,7 +46,7 @@ class Dispatch:
         telemetry: Telemetry,
         bypass: Bypass | None = None,
         seen: Seen | None = None,
-        sole: Pool | None = None,
+        sole: Sole | None = None,
     ) -> None:
         self._route = route
         self._deciding = deciding

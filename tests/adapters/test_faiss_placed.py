@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss_cuda import CudaDevice
+from gateway.adapters.faiss_flat import FlatPartition
 from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.faiss_partition import FlatPartition, IvfPartition, Matrix, empty_lists
+from gateway.adapters.faiss_partition import IvfPartition, Matrix, empty_lists
 from gateway.adapters.faiss_placed import MOST, Device, Placed
 from gateway.adapters.faiss_training import Plan
 from gateway.adapters.index_checkpoint import Kind, read_checkpoint, write_checkpoint

@@ -179,7 +179,7 @@ def test_an_embedding_moves_the_score() -> None:
     assert len({score("Tell me about bees", None, vector_of(i)) for i in range(4)} | {score("Tell me about bees")}) == 5
 
 
-@pytest.mark.parametrize("encoder", ["hash/384/v1", "bge-small/onnx-int8/0123456789ab", ""])
+@pytest.mark.parametrize("encoder", ["hash/384/v2", "bge-small/onnx-int8/0123456789ab", ""])
 def test_vectors_of_another_model_are_not_read(encoder: str) -> None:
     model = ComplexityModel(load_weights(), encoder)
     assert not model.reads_vectors

@@ -83,7 +83,7 @@ def verdict_of(cache_status: str) -> str:
 def simulated(settings: Config, present: str, new: str) -> Simulation:
     both = [policy_from_text(text, "policy.yaml", settings) for text in (present, new)]
     where = str(settings.data_dir / "traffic")
-    return done(job_of(settings, both[0], both[1], where, 0.0, "hash/384/v1"))
+    return done(job_of(settings, both[0], both[1], where, 0.0, "hash/384/v2"))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_traffic_of_another_embedding_model_is_refused(light: Upstream, la
     settings = await recorded_day(light, large, tmp_path)
     present = policy_from_text(policy(), "policy.yaml", settings)
     job = job_of(settings, present, present, str(tmp_path / "traffic"), 0.0, "another/model")
-    with pytest.raises(TrafficUnreadable, match="was embedded by hash/384/v1, and the configuration has another/model"):
+    with pytest.raises(TrafficUnreadable, match="was embedded by hash/384/v2, and the configuration has another/model"):
         done(job)
     assert unpacked(job.packed()) == job
     assert json.loads(answer_to(job))["error"].endswith("expected traffic of the model in use")
@@ -313,7 +313,7 @@ async def test_one_at_a_time_and_not_for_long(light: Upstream, large: Upstream, 
             arrived.set()
             await held.wait()
 
-        trial = Trial(replaced(settings), flush, lambda: "hash/384/v1", served.gateway.parts.clock.wall)
+        trial = Trial(replaced(settings), flush, lambda: "hash/384/v2", served.gateway.parts.clock.wall)
         now = served.gateway.policy
         first = asyncio.create_task(trial.of(now, now, None))
         await arrived.wait()
