@@ -37,8 +37,8 @@ class Stats:
         verdicts = self._verdicts()
         requests = sum(verdicts.values())
         hits = sum(verdicts[v] for v in (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE))
-        # What was never looked up says nothing of the cache: bypassed requests are left out of the rate.
-        asked = requests - verdicts[Verdict.BYPASS]
+        # What was never looked up says nothing of the cache: it is left out of the rate.
+        asked = requests - verdicts[Verdict.BYPASS] - telemetry.unrouted
         latencies = {str(verdict): _latencies(telemetry.request_seconds, verdict) for verdict in Verdict}
         report = {
             "now": self._clock.wall(),
@@ -47,6 +47,7 @@ class Stats:
             "requests": requests,
             "hit_rate": hits / asked if asked else None,
             "verdicts": verdicts,
+            "unrouted": telemetry.unrouted,
             "latency_ms": {verdict: _quantiles(counts) for verdict, counts in latencies.items()},
             # As they are counted: the quantiles of a stretch of time are those of the difference of two reports.
             "latency_counts": {"bounds_s": LATENCY_BUCKETS, "verdicts": latencies},

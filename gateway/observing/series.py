@@ -23,6 +23,7 @@ def totals(telemetry: Telemetry) -> dict[str, float]:
     """Everything that is counted, since the start."""
     found: dict[str, float] = {}
     _add(found, telemetry.requests, "verdict", 2)
+    found["unrouted"] = telemetry.unrouted
     _add(found, telemetry.routed, "routed", 1, 2)
     _add(found, telemetry.shed, "shed")
     for name, metric in SAVED.items():
@@ -56,6 +57,7 @@ def told(window: Window) -> dict[str, Any]:
         "at": window.starts,
         "watched_s": np.nan_to_num(window.level(UP)),
         "verdicts": {str(verdict): window.total(f"verdict.{verdict}") for verdict in Verdict},
+        "unrouted": window.total("unrouted"),
         "latency_ms": _latencies(window, "seconds."),
         "stage_ms": _latencies(window, "stage."),
         "routed": {name: window.total(f"routed.{name}") for name in window.named("routed.")},

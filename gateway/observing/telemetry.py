@@ -236,6 +236,12 @@ class Telemetry(Collector):
                 self._labels_of.setdefault(labels[0], []).append(labels)
         return int(sum(map(counts.__getitem__, self._labels_of.get(route, ()))))
 
+    @property
+    def unrouted(self) -> float:
+        """Requests that count as misses and met no route: refused before (a wrong key, no JSON), or of a job, or
+        feedback."""
+        return sum(n for (route, _, verdict, _), n in self.requests.values.items() if not route and verdict == "miss")
+
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
         every = (*vars(self).values(), *vars(self.replication).values())
         return (value for value in every if isinstance(value, Counter | Gauge | Histogram))

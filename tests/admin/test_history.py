@@ -67,6 +67,18 @@ def test_quantiles_of_many_slots_are_those_of_each(counts: list[int], q: float) 
     assert np.isnan(found) if one is None else found == pytest.approx(one)
 
 
+async def test_what_was_refused_before_it_met_a_route_is_no_lookup(served: Served) -> None:
+    for _ in range(2):
+        await served.chat("hi")
+    assert (await served.post("/v1/chat/completions", b"{")).status == 400
+    assert (await served.get("/v1/jobs/job_1")).status == 404
+    assert (await served.post("/v1/feedback", {"id": "x", "verdict": "wrong"})).status >= 400
+    served.gateway.dashboard.chronicle.record()
+    report, told = served.gateway.stats.report(), await history(served, "1h")
+    assert (report["hit_rate"], report["verdicts"]["miss"], report["unrouted"]) == (0.5, 4, 3)
+    assert (total(told["verdicts"]["miss"]), total(told["unrouted"])) == (4, 3)
+
+
 @pytest.mark.parametrize("span", SPANS)
 async def test_every_span_has_its_points_and_is_null_where_nobody_watched(served: Served, span: str) -> None:
     await served.chat("hi")

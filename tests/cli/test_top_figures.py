@@ -24,6 +24,7 @@ def report(now: float, counts: dict[str, int] | None = None, *, started: float =
         "listen": "http://127.0.0.1:8080",
         "policy": {"hash": "0a1b2c3d4e5f", "routes": ["default"], "faults": []},
         "verdicts": {name: float(count) for name, count in counts.items()},
+        "unrouted": 0.0,
         "latency_counts": {"bounds_s": BOUNDS, "verdicts": {n: [0, c, 0, 0] for n, c in counts.items()}},
         "shed": 0.0,
         "loop_stalls": {"busy": 0.0, "starved": 0.0, "waiting": 0.0},
@@ -56,6 +57,9 @@ def test_rates_are_of_what_came_between_two_reports(first: Any, more: Any, secon
 def test_what_was_never_looked_up_says_nothing_of_the_cache() -> None:
     assert figures(report(10, {"exact": 1, "miss": 1, "bypass": 8}), None).hit_rate == 0.5
     assert figures(report(10, {"bypass": 8}), None).hit_rate is None
+    refused = report(10, {"exact": 1, "miss": 9}, unrouted=8.0)
+    assert figures(refused, None).hit_rate == 0.5
+    assert figures(report(20, {"exact": 2, "miss": 19}, unrouted=18.0), refused).hit_rate == 1.0
 
 
 def test_a_gateway_that_was_started_anew_is_counted_from_its_start() -> None:

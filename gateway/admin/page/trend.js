@@ -30,15 +30,16 @@ export class Trend {
 
   recent(n) { const all = sum(this.at.map((_, i) => (this.watched_s[i] > 0 ? this.seconds(i) : 0))); return all ? n / all : null; }
 
+  /* Of what was looked up: a request that was refused before it met a route counts as a miss, and was not. */
   hitRates() {
     return this.at.map((_, i) => {
-      const asked = sum(LOOKED_UP.map((v) => this.verdicts[v][i]));
+      const asked = sum(LOOKED_UP.map((v) => this.verdicts[v][i])) - this.unrouted[i];
       return asked ? sum(HITS.map((v) => this.verdicts[v][i])) / asked : null;
     });
   }
 
   hitRate() {
-    const asked = sum(LOOKED_UP.map((v) => sum(this.verdicts[v])));
+    const asked = sum(LOOKED_UP.map((v) => sum(this.verdicts[v]))) - sum(this.unrouted);
     return asked ? sum(HITS.map((v) => sum(this.verdicts[v]))) / asked : null;
   }
 

@@ -84,7 +84,8 @@ def figures(now: Report, before: Report | None) -> Figures:
     seconds = max(1e-3, now["now"] - (now["started"] if before is None else before["now"]))
     counts = {str(v): _since(now, before, "verdicts", str(v)) for v in Verdict}
     requests = sum(counts.values())
-    asked = requests - counts[Verdict.BYPASS]  # what was never looked up says nothing of the cache
+    unrouted = max(0.0, now["unrouted"] - (0.0 if before is None else before["unrouted"]))
+    asked = requests - counts[Verdict.BYPASS] - unrouted  # what was never looked up says nothing of the cache
     return Figures(
         listen=now["listen"],
         policy=now["policy"]["hash"],
