@@ -129,7 +129,7 @@ def transports(served: Served) -> list[asyncio.Transport]:
     """Of the connections to the client and to the upstream."""
     runner, backend = served.gateway.data_port._runner, served.gateway.parts.pools["main"].lanes[0].backend
     kept = backend._client.client.pool._idle
-    return [connection._transport for connection in [*runner.server._plain, *kept]]
+    return [each._transport for each in runner.server._plain] + [each.transport for each in kept]
 
 
 def undelayed(transport: asyncio.Transport) -> bool:
