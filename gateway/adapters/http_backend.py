@@ -105,7 +105,7 @@ class HttpBackend(Gated):
         begun = request.begun
         place = await self._gate.enter(request) if begun is None else begun.place
         try:
-            asked = await self._ask(request, self._outward(request, translated), begun)
+            asked = await self._ask(request, self.outward(request, translated), begun)
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
@@ -206,7 +206,8 @@ class HttpBackend(Gated):
         except ValueError as error:
             raise BadRequest(str(error)) from None
 
-    def _outward(self, request: Request, translated: Translated | None) -> Outward:
+    def outward(self, request: Request, translated: Translated | None = None) -> Outward:
+        """As `send` sends it. Raises `BadRequest`."""
         call, headers = request.call, self._headers(request, foreign=translated is not None)
         if call is None:
             return self._passed_on(request, headers)
@@ -253,15 +254,6 @@ class HttpBackend(Gated):
         return [*added, ("Accept-Encoding", "identity")] if read_here else added
 
     # What is sent in one step, see `gateway.backends.direct_call`.
-
-    def written(self, request: Request) -> bytes:
-        """A call as `send` writes it, head and body. Raises `BadRequest`."""
-        client = self.kept_connections
-        assert client is not None
-        try:
-            return client.written(self._outward(request, None))
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
 
     def read(self, answer: HttpAnswer) -> Response:
         """What `send` makes of a whole answer to a call, with status 200 and no stream, that is kept as it was sent."""

@@ -10,6 +10,7 @@ stage. Measured: docs/decisions/0043-stored-misses-in-fewer-steps.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +20,7 @@ from gateway.backends.direct import Direct
 from gateway.backends.lane import asked_of
 from gateway.dialects.known import DIALECTS, understands
 from gateway.dialects.turns import Conversational
+from gateway.errors import BadRequest
 from gateway.http1.connection import JOINED_BYTES, Connection
 from gateway.messages import Begun, Call, Request, Response
 from gateway.observing.metrics import Tally
@@ -43,16 +45,16 @@ class DirectCall:
         times = [(telemetry.backend_ttft_seconds, (name,)), (telemetry.backend_seconds, (name,))]
         self._tally = Tally([(telemetry.backend_requests, (name, "200"))], [times])
 
-    async def call(self, request: Request) -> Response:
+    def call(self, request: Request) -> Awaitable[Response]:
         """As `Pool.call`."""
         call, now = request.call, self._now()
         if call is None or not self._plain(request, call, now):
-            return await self._pool.call(request)
-        sent = self._backend.written(request)
+            return self._pool.call(request)
+        sent = self._written(request)
         connection = self._taken()
         if connection is None:
-            return await self._pool.call(request)
-        return await self._asked(request, call, connection, sent, now)
+            return self._pool.call(request)
+        return self._asked(request, call, connection, sent, now)
 
     def _plain(self, request: Request, call: Call, now: float) -> bool:
         """Whether nothing is to be decided before it is sent."""
@@ -64,6 +66,13 @@ class DirectCall:
             and len(request.body) <= JOINED_BYTES
             and self._lane.plain(request.tenant, now)
         )
+
+    def _written(self, request: Request) -> bytes:
+        """Head and body. Raises `BadRequest`."""
+        try:
+            return self._client.written(self._backend.outward(request))
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
 
     def _taken(self) -> Connection | None:
         """One that lies idle, with a place at the gate."""

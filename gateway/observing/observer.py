@@ -162,8 +162,7 @@ class Observer:
         dialect = trace.dialect.name if trace.dialect is not None else "none"
         telemetry.requests.add(trace.route, dialect, verdict, str(status))
         telemetry.request_seconds.observe(seconds, trace.route, verdict)
-        for stage, spent in trace.spans.items():
-            telemetry.stage_seconds.observe(spent, stage)
+        telemetry.stage_seconds.observe_each(trace.spans)
         if provenance is not None and provenance.fingerprint:
             self._used(provenance.fingerprint)
         if provenance is not None and provenance.saved_tokens:

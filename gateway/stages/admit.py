@@ -19,6 +19,7 @@ from gateway.messages import (
     Entry,
     Event,
     EventStream,
+    Provenance,
     Request,
     Response,
     Vector,
@@ -66,6 +67,10 @@ class Admit:
         self._frequency = frequency
         self._told = told
         self._lifetime_s = longest_lifetime_s(route)
+        # Whether it depends on the question: as a rule it does not.
+        self._picks = route.admission.max_temperature is not None or route.admission.roles is not None
+        miss = Provenance(Verdict.MISS)
+        self._as_stored = (miss, miss.as_stored())  # the last one, as a rule always the same, and as its answer says it
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         asked = self._clock.monotonic()
@@ -83,17 +88,24 @@ class Admit:
             return response
         body = response.body
         if isinstance(body, Whole):
-            stored = await self._admit(request, call, response, (body.data,), asked, streamed=False)
-            return _marked(response) if stored else response
-        if isinstance(body, EventStream):
-            events = tapped(body.events, self._recording(request, call, response, asked))
-            return Response(response.status, response.headers, EventStream(events), response.provenance.as_stored())
-        self._refuse(request, Admission.TOO_LARGE)
-        return response
+            entry = self._admitted(request, call, response, (body.data,), asked, streamed=False)
+            if entry is None or not await self._put(request, entry):
+                return response
+        elif isinstance(body, EventStream):
+            body = EventStream(tapped(body.events, self._recording(request, call, response, asked)))
+        else:
+            self._refuse(request, Admission.TOO_LARGE)
+            return response
+        return Response(response.status, response.headers, body, self._stored(response.provenance))
+
+    def _stored(self, provenance: Provenance) -> Provenance:
+        if provenance is not self._as_stored[0]:
+            self._as_stored = provenance, provenance.as_stored()
+        return self._as_stored[1]
 
     def _asked_for(self, request: Request, call: Call) -> bool:
         """Whether the policy wants an answer to this request at all, and to a question that is asked this often."""
-        reason = unasked(self._rules, call.body.get("temperature"), roles_of(call))
+        reason = unasked(self._rules, call.body.get("temperature"), roles_of(call)) if self._picks else None
         if reason is not None:
             self._refuse(request, reason)
             return False
@@ -122,11 +134,13 @@ class Admit:
 
         async def ended() -> None:
             if size <= self._max_entry:
-                await self._admit(request, call, response, tuple(payload), asked, streamed=True)
+                entry = self._admitted(request, call, response, tuple(payload), asked, streamed=True)
+                if entry is not None:
+                    await self._put(request, entry)
 
         return Tap(saw, ended)
 
-    async def _admit(
+    def _admitted(
         self,
         request: Request,
         call: Call,
@@ -135,19 +149,19 @@ class Admit:
         asked: float,
         *,
         streamed: bool,
-    ) -> bool:
+    ) -> Entry | None:
+        """What is to be stored of a complete answer; None where it may not be."""
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(response, inspection), sum(map(len, payload))
         request.trace.inspected = Inspected(inspection, dollars, size, self._clock.monotonic() - asked)
         admission = judged(self._rules, inspection, dollars, size, self._max_entry)
         if admission is not Admission.STORED:
             self._refuse(request, admission)
-            return False
+            return None
         entry = self._entry(request, response, payload, inspection, dollars, asked, streamed=streamed)
-        vector = self._vector(request)
-        admission = Admission.PURGED if self._store.banned(entry, vector) else Admission.STORED
-        self._count(admission)
-        return admission is Admission.STORED and await self._put(request, entry, vector)
+        purged = self._store.banned(entry, self._vector(request))
+        self._count(Admission.PURGED if purged else Admission.STORED)
+        return None if purged else entry
 
     def _entry(
         self,
@@ -195,19 +209,22 @@ class Admit:
             return None
         return embedding.vector
 
-    async def _put(self, request: Request, entry: Entry, vector: Vector | None) -> bool:
+    async def _put(self, request: Request, entry: Entry) -> bool:
+        """Whether it can be found from now on."""
+        vector, began = self._vector(request), self._clock.monotonic()
         try:
-            with request.trace.span("store"):
-                if not await self._store.put(entry, vector, request.lease):
-                    if request.lease:
-                        self._telemetry.crowds.add("superseded")
-                    return False
-                if vector is not None:
-                    await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
+            if not await self._store.put(entry, vector, request.lease):
+                if request.lease:
+                    self._telemetry.crowds.add("superseded")
+                return False
+            if vector is not None:
+                await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             LOG.warning("an answer was not stored", extra={"fields": {**request.named, "error": str(error)}})
             return False
+        finally:
+            request.trace.since("store", began)
         request.trace.stored = entry
         self._unstorable.discard(entry.fingerprint)
         if self._told is not None:
@@ -220,10 +237,6 @@ class Admit:
 
     def _count(self, admission: Admission) -> None:
         self._telemetry.admissions.add(self._route.name, admission)
-
-
-def _marked(response: Response) -> Response:
-    return Response(response.status, response.headers, response.body, response.provenance.as_stored())
 
 
 def forbids_storing(headers: Sequence[tuple[str, str]]) -> bool:

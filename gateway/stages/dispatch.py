@@ -27,7 +27,7 @@ class Sole(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def call(self, request: Request) -> Response:
+    def call(self, request: Request) -> Awaitable[Response]:
         """See `Pool.call`."""
 
 
