@@ -26,7 +26,7 @@ from gateway.backends.lane import CHARACTERS_PER_TOKEN
 from gateway.data_port.heads import Head
 from gateway.data_port.plans import Plan, Plans
 from gateway.data_port.service import Service
-from gateway.data_port.underway import AnswerNames, Client, Underway
+from gateway.data_port.underway import Client, ReturnedHeads, Underway
 from gateway.data_port.ways import Way, way_of
 from gateway.dialects.openai import OpenAI
 from gateway.observing.observer import Observer
@@ -61,7 +61,7 @@ class Straight:
         self.now = clock.monotonic
         self._beside = beside
         self.ids = RequestIds()
-        self.names = AnswerNames()
+        self.returned = ReturnedHeads()
 
     def serve(self, service: Service) -> None:
         """Whose requests they are."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aiohttp.helpers import rfc822_formatted_time
 
 from gateway.adapters.gate import Place
-from gateway.adapters.http_headers import MAX_NAMES, NOT_RETURNED, OURS_RETURNED, Passing
+from gateway.adapters.http_exchange import is_event_stream
+from gateway.adapters.http_headers import NOT_RETURNED, OURS_RETURNED, Passing
 from gateway.data_port.heads import Head
 from gateway.data_port.plans import Table
 from gateway.data_port.ways import Way
+from gateway.data_port.wire import fields_of
 from gateway.http1.answer import Answer
-from gateway.http1.connection import Connection
+from gateway.http1.known import MAX_KNOWN, Like
 from gateway.messages import Begun
 from gateway.routing.latency import Asked
 from gateway.routing.waits import limits_in
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.data_port.straight import Straight
 
 MAX_ANSWER = 64 * 1024  # of a body that is waited for; a longer one is relayed as it comes
-DROPPED, PASSES, LIMITS = 0, 1, 2
 
 
 class Client(Protocol):
@@ -40,19 +41,40 @@ class Client(Protocol):
         """The stages are to go on with it."""
 
 
-class AnswerNames(dict[str, int]):
-    """What is done with a header of an answer, by its name as it is written; remembered, as by `Passing`."""
+class Returned(NamedTuple):
+    """Of an answer's head what goes to the client. `limited`: something in it is said of limits."""
+
+    fields: bytes
+    limited: bool
+
+
+class ReturnedHeads(dict[Like, Returned]):
+    """By what heads have in common: what varies does not go to the client, who is told a length, a date and an id of
+    ours."""
 
     def __init__(self) -> None:
         super().__init__()
         self._passing = Passing(NOT_RETURNED, prefix=OURS_RETURNED)
 
-    def __missing__(self, name: str) -> int:
-        if len(self) >= MAX_NAMES:
-            self.clear()
-        limits = bool(limits_in([(name, "")]))
-        does = self[name] = DROPPED if not self._passing[name] else LIMITS if limits else PASSES
-        return does
+    def of(self, answer: Answer, way: Way) -> Returned | None:
+        """None where the stages are to look at it."""
+        like = answer.like
+        if like is not None and like in self:
+            return self[like]
+        if not way.takes(answer.noted):
+            return None
+        passing = [(name, value) for name, value in answer.headers if self._passing[name]]
+        try:
+            returned = Returned(fields_of(passing), bool(limits_in(passing)))
+        except ValueError:
+            return None
+        varying = () if like is None else [answer.headers[i][0] for i in like.at]
+        # A stream goes on only where no dialect reads it.
+        if like is not None and not any(map(self._passing.__getitem__, varying)) and not is_event_stream(answer.noted):
+            if len(self) >= MAX_KNOWN:
+                self.clear()
+            self[like] = returned
+        return returned
 
 
 class Underway:
@@ -88,22 +110,20 @@ class Underway:
         self._ahead = way.lane.sets_out(asked)
         self._at = at = straight.now()
         way.budget.asked(at)
-        self._due = straight.loop_time() + (way.upload_limit_s if body else way.limit_s)
-        self._opening: asyncio.Task[None] | None = None
+        self._due = due = straight.loop_time() + (way.upload_limit_s if body else way.limit_s)
+        self._opening: asyncio.Task[None] | None = None  # of a connection
         request, connection = way.request(head.traces, sent), way.connections.idle()
         if connection is not None:
-            self._send(connection, request)
+            self._connection, self._answer = connection, connection.send(request, due, self._heard)
             return
         self._answer = Answer(None)
         self._opening = asyncio.get_running_loop().create_task(self._open(request))
         self._opening.add_done_callback(self._opened)
 
-    def _send(self, connection: Connection, request: bytes) -> None:
-        self._opening, self._connection = None, connection
-        self._answer = connection.send(request, self._due, self._heard)
-
     async def _open(self, request: bytes) -> None:
-        self._send(await self._way.connections.connected(self._due), request)
+        connection = await self._way.connections.connected(self._due)
+        self._opening = None
+        self._connection, self._answer = connection, connection.send(request, self._due, self._heard)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         """Where there is no connection, or nobody waits for it any more, the stages say so."""
@@ -122,25 +142,18 @@ class Underway:
 
     def _heard(self) -> None:
         answer, way, to = self._answer, self._way, self._to
-        if answer.status != 200 or not answer.whole or not to.stays or not way.takes(answer.noted):
+        if answer.status != 200 or not answer.whole or not to.stays:
             return self._otherwise()
         straight, lane = self._straight, way.lane
-        now, at, names = straight.now(), self._at, straight.names
-        lines, limited = [], False
-        for name, value in answer.headers:
-            does = names[name]
-            if does:
-                lines.append(f"{name}: {value}\r\n")
-                limited = limited or does == LIMITS
-        text = "".join(lines)
-        if text.count("\n") != len(lines) or text.count("\r") != len(lines):
-            return self._hand_over()  # whoever builds the head refuses it
+        returned = straight.returned.of(answer, way)
+        if returned is None:
+            return self._hand_over()
+        now, at = straight.now(), self._at
         pieces, upstream_s = answer.pieces, now - at
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        fields = text.encode("utf-8", "surrogateescape")
-        data = way.answer(fields, self._id, upstream_s, rfc822_formatted_time(), body)
+        data = way.answer(returned.fields, self._id, upstream_s, rfc822_formatted_time(), body)
         try:
-            if limited:
+            if returned.limited:
                 lane.heed(way.tenant, 200, answer.headers, now)
             lane.relayed(self._asked, way.pace, self._ahead, at, now)
             way.gate.relayed(way.kind, at, self._began or now, now)

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.http1.connection import Connection
+    from gateway.http1.known import Like
 
 
 class Answer:
     """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
     it."""
 
-    __slots__ = ("_connection", "error", "headers", "kept", "noted", "pieces", "status", "unread", "whole")
+    __slots__ = ("_connection", "error", "headers", "kept", "like", "noted", "pieces", "status", "unread", "whole")
 
     def __init__(self, connection: Connection | None) -> None:
         self._connection = connection  # None: over, or not begun
+        self.like: Like | None = None  # where its head was known before
         self.noted: dict[str, str] = {}  # see `heads.NOTED`
         self.kept = False  # the connection had served before
         self.status = 0  # no final head has come yet

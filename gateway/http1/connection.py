@@ -12,6 +12,7 @@ from gateway.http1.alarm import Alarm
 from gateway.http1.answer import Answer
 from gateway.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut
 from gateway.http1.heads import Names
+from gateway.http1.known import KnownHeads
 from gateway.http1.parser import AnswerParser
 from gateway.http1.upload import Upload
 
@@ -34,16 +35,16 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """`idle_s`: for how long it may lie idle, at most. `names` may be shared."""
+    """`idle_s`: for how long it may lie idle, at most. `names` and `known` may be shared."""
 
-    def __init__(self, owner: Owner, names: Names, idle_s: float) -> None:
+    def __init__(self, owner: Owner, names: Names, known: KnownHeads, idle_s: float) -> None:
         self._owner = owner
         self._idle_s = idle_s
         self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._rang)
-        self._parser = AnswerParser(names)
-        self._transport: asyncio.Transport | None = None
+        self._parser = AnswerParser(names, known)
+        self.transport: asyncio.Transport | None = None  # there is none before, and after
         self._answer: Answer | None = None  # the one that is awaited
         self._upload: Upload | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -59,22 +60,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self.transport is not None and not self.transport.is_closing()
 
     async def exchange(
         self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool, due: float
     ) -> Answer:
         """Sends a request, and returns when the final head of its answer is here. `length` of a body that streams;
         None: in chunks. `due`: time of the event loop. Raises `ExchangeFailed`, and what `body` raises."""
-        assert self._transport is not None
+        assert self.transport is not None
         answer = self._begun(headless=headless)
         if not isinstance(body, bytes):
-            self._transport.write(head)
-            self._upload = Upload(self._transport, body, length, self._upload_failed)
+            self.transport.write(head)
+            self._upload = Upload(self.transport, body, length, self._upload_failed)
         elif len(body) <= JOINED_BYTES:
-            self._transport.write(head + body)
+            self.transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self.transport.writelines((head, body))
         try:
             while not answer.status:
                 if answer.error is not None:
@@ -89,11 +90,11 @@ class Connection(asyncio.Protocol):
         """Sends a request whose body is at hand, and returns at once. `told` is called, once, when something has come
         of it: the head of its answer with as much of the body as came with that, or the end of the exchange. `tell`
         asks for more."""
-        assert self._transport is not None
+        assert self.transport is not None
         answer = self._begun(headless=False)
         self._told = told
         self._alarm.set(due)
-        self._transport.write(request)
+        self.transport.write(request)
         return answer
 
     def tell(self, due: float, told: Callable[[], None]) -> None:
@@ -126,15 +127,15 @@ class Connection(asyncio.Protocol):
 
     def taken(self) -> None:
         """What had come of the body was read."""
-        if self.paused and self._transport is not None:
+        if self.paused and self.transport is not None:
             self.paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Of one that lies idle."""
-        if self._transport is not None:
+        if self.transport is not None:
             self._alarm.off()
-            self._transport.close()
+            self.transport.close()
 
     def abort(self) -> None:
         """At once, whatever is under way."""
@@ -144,20 +145,20 @@ class Connection(asyncio.Protocol):
         self._alarm.off()
         if self._upload is not None:
             self._upload.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
         self._wake()
 
     def dropped(self) -> None:
         """While it was being opened: whoever asked for it has left. asyncio's transport says so too, uvloop's does not,
         and the pool would count it for good."""
-        if self._transport is not None:
+        if self.transport is not None:
             self.connection_lost(None)
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
         self._owner.opened(self)
 
@@ -174,9 +175,9 @@ class Connection(asyncio.Protocol):
             return
         if parser.ended:
             self._finish(answer)
-        elif answer.unread > MAX_UNREAD_BYTES and not self.paused and self._transport is not None:
+        elif answer.unread > MAX_UNREAD_BYTES and not self.paused and self.transport is not None:
             self.paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         if self._wakes is not None and not parser.ended:
             if answer.unread > before:
                 self._heard_at = self._loop.time()
@@ -193,10 +194,10 @@ class Connection(asyncio.Protocol):
             self._upload.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._transport is None:  # `dropped` before
+        if self.transport is None:  # `dropped` before
             return
         answer, self._answer = self._answer, None
-        self._transport = None
+        self.transport = None
         self._alarm.off()
         if self._upload is not None:
             self._upload.cancel()
@@ -230,7 +231,7 @@ class Connection(asyncio.Protocol):
         upload, self._upload = self._upload, None
         unsent = upload is not None and not upload.done
         idle_s = self._parser.idle_s(self._idle_s)
-        if unsent or not self._keep or idle_s <= 0 or self._transport is None or self._transport.is_closing():
+        if unsent or not self._keep or idle_s <= 0 or self.transport is None or self.transport.is_closing():
             if upload is not None:
                 upload.cancel()
             self.abort()

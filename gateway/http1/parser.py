@@ -9,6 +9,7 @@ import httptools
 from gateway.http1.answer import Answer
 from gateway.http1.errors import MalformedAnswer
 from gateway.http1.heads import Names, check_coding, kept_s
+from gateway.http1.known import END, KnownHeads
 
 MAX_BARREN_BYTES = 64 * 1024  # that come without a body: a head, chunk extensions, trailers
 MAX_HEADERS = 128
@@ -17,34 +18,49 @@ BODILESS = frozenset({204, 304})
 
 
 class AnswerParser:
-    """`begin` an answer, then `feed` what comes until it has `ended`. `names` may be shared."""
+    """`begin` an answer, then `feed` what comes until it has `ended`. `names` and `known` may be shared."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, known: KnownHeads) -> None:
         self._names = names
+        self._known = known
         self._parser = self._made()
         self._answer: Answer | None = None
         self.ended = False
         self.heard = False  # a byte of the answer has come
         self.until_close = False  # its head is here, and its body ends with the connection
         self._noted: dict[str, str] = {}
+        self._fields: list[tuple[str, str]] | None = None  # of the head that comes; None: none does
+        self._barren = self._informed = 0
+        self._refused: MalformedAnswer | None = None
 
     def begin(self, answer: Answer, *, headless: bool) -> None:
         """`headless`: it answers a HEAD."""
         self._answer = answer
         self._headless = headless
-        self._fields: list[tuple[str, str]] | None = None  # of the head that comes; None: none does
         self.ended = self.heard = self.until_close = False
         self._keeps = False  # the server does not close the connection
         self._surplus = False  # more came than the answer
-        self._barren = 0
-        self._informed = 0
-        self._refused: MalformedAnswer | None = None
 
     def feed(self, data: bytes) -> None:
         """Raises `MalformedAnswer`."""
         answer = self._answer
         assert answer is not None
-        self.heard, before = True, answer.unread
+        first = not self.heard
+        if first:
+            self.heard = True
+            end = data.find(END) + len(END)
+            head = data[:end]
+            known = self._known.get(head) or self._known.find(head)
+            if known is not None and len(data) == end + known.length and not self._headless:
+                like = answer.like = known.like
+                answer.status, answer.headers, answer.noted = like.status, known.headers, known.noted
+                if known.length:
+                    answer.pieces.append(data[end:])
+                    answer.unread = known.length
+                self._noted, self._keeps, self.ended = known.noted, like.keeps, True
+                return
+            self._anew()
+        before = answer.unread
         self._barren += len(data)
         try:
             self._parser.feed_data(data)
@@ -58,6 +74,20 @@ class AnswerParser:
             self._barren = 0
         elif self._barren > MAX_BARREN_BYTES and not self.ended:
             raise MalformedAnswer(f"more than {MAX_BARREN_BYTES} bytes of the answer are no body")
+        if first and self.ended:
+            self._learn(answer, data)
+
+    def _anew(self) -> None:
+        self._fields = None
+        self._barren = self._informed = 0
+        self._refused = None
+
+    def _learn(self, answer: Answer, data: bytes) -> None:
+        """Of a whole answer that came in one piece."""
+        if self._surplus or self._headless or self._informed or answer.status in BODILESS:
+            return
+        if "transfer-encoding" not in self._noted:
+            self._known.learn(data, answer.status, answer.headers, answer.noted, keeps=self._keeps)
 
     def idle_s(self, longest_s: float) -> float:
         """For how long the connection may lie idle after the answer that has ended; 0: it is of no use any more."""

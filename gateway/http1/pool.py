@@ -9,6 +9,7 @@ from gateway.http1.connecting import Connector
 from gateway.http1.connection import Connection
 from gateway.http1.errors import ConnectTimedOut, Crowded
 from gateway.http1.heads import Names
+from gateway.http1.known import KnownHeads
 
 MAX_WAITING = 1024
 CLOSE_S = 5.0  # transports say in the next turn of the loop that they are closed
@@ -21,7 +22,7 @@ class Pool:
         self._connector = connector
         self._max_connections = max_connections
         self._idle_s = idle_s
-        self._names = Names()
+        self._names, self._known = Names(), KnownHeads()
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the last one freed is the first one taken: the others may end
         self._opening = 0  # and those that were promised to who waits
@@ -38,7 +39,8 @@ class Pool:
         """One that lies idle, and is not any more."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.usable:
+            transport = connection.transport
+            if transport is not None and not transport.is_closing():
                 return connection
         return None
 
@@ -98,7 +100,7 @@ class Pool:
             await self._empty.wait()
 
     def _made(self) -> Connection:
-        return Connection(self, self._names, self._idle_s)
+        return Connection(self, self._names, self._known, self._idle_s)
 
     async def _turn(self, due: float) -> Connection | None:
         """One that was freed, or None: there is room for a new one, which is promised to who asked."""

@@ -47,7 +47,11 @@ class RetryBudget:
 
     def asked(self, now: float) -> None:
         """A call came; its retries are none."""
-        _count(self._asked, now)
+        asked, second = self._asked, float(int(now))
+        if asked and asked[-1][0] == second:  # as a rule
+            asked[-1] = second, asked[-1][1] + 1
+        else:
+            _count(asked, now)
 
     def left(self, now: float) -> bool:
         """Whether a retry may be made now."""

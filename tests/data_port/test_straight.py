@@ -411,7 +411,7 @@ async def test_requests_are_sent_and_answered_alike(pair: tuple[One, One], upstr
 
 
 async def test_answers_are_given_alike(pair: tuple[One, One], upstream: Scripted) -> None:
-    for request in (HI, post(path=b"/v1/rerank")):
+    for request in (HI, post(path=b"/v1/rerank"), HI):  # the heads of most are known by the second
         cases = {name: (request, script) for name, (script, _) in ANSWERS.items()}
         different, taken = await differences(pair, upstream, cases)
         assert not different, json.dumps(different, indent=1)
