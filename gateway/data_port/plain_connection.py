@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("nearhit")
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
-# A client that sends head and body apart, as httpx does, sends the second a moment after the first.
-WAIT_S = 0.05
+WAIT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
 CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
 MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
 END = b"\r\n\r\n"
@@ -72,8 +71,7 @@ class PlainConnection(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forgotten()
         self._out.emptied()
-        if self._task is not None:
-            self._task.cancel()  # a client that leaves cancels its request, upstream too
+        self._cancel()  # upstream, too
         if self._gone is not None:
             self._gone.set_result(None)
         self._server.closed(self)
@@ -116,9 +114,14 @@ class PlainConnection(asyncio.Protocol):
         """After `finish`: what takes longer than `timeout_s` is cut."""
         assert self._gone is not None
         await asyncio.wait((self._gone,), timeout=timeout_s)
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self._transport.abort()
+
+    def _cancel(self) -> None:
+        if isinstance(self._task, asyncio.Task):  # once it has begun: else it gives nothing back of what it was handed
+            self._loop.call_soon(self._task.cancel)
+        elif self._task is not None:
+            self._task.cancel()
 
     @property
     def _goes_on(self) -> bool:

@@ -498,6 +498,22 @@ async def test_a_client_that_leaves_cancels_upstream(it: One, upstream: Scripted
         assert it.straight.relayed == 0
 
 
+async def test_a_client_that_leaves_as_its_answer_comes_gives_its_place_back(it: One, upstream: Scripted) -> None:
+    """The stages are handed what is over by then, and are not cancelled before they have begun with it."""
+    for request in (HI, post(path=b"/v1/rerank")):
+        for rounds in range(12):  # of the loop: one of them is the one
+            await idle(it)
+            upstream.seen.clear()
+            async with connected(it.served.url) as wire:
+                wire.writer.write(request)
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+                wire.writer.transport.abort()
+            await until(lambda: it.books()["load"] == (0, 0, 0, 0))
+            for writer in tuple(upstream.writers):
+                writer.close()
+
+
 SHORT = {"timeouts": {"first_byte": "0.2s", "idle": "0.2s"}, "retries": {"attempts": 1}}
 
 
