@@ -62,7 +62,7 @@ WAYS: Mapping[str, Way] = {
     "exact hit": Way("detail=exact"),
     "pass-through miss": Way("detail=policy", model="uncached"),
     "unknown path": Way("detail=pass-through", path="/v1/unknown"),
-    "exact hit on the stages' path": Way("detail=exact", new_bytes=True),
+    "exact hit, new bytes": Way("detail=exact", new_bytes=True),
     "semantic hit (hash)": Way("detail=semantic", question=other_case),
     "chat miss, stored in both caches": Way("stored", question=unheard),
     f"live stream, {EVENTS} events": Way("detail=policy", model="uncached", live=True),

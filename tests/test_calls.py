@@ -13,8 +13,8 @@ MOST = {
     "exact hit": (28, 29),
     "pass-through miss": (54, 57),
     "unknown path": (45, 46),
-    "exact hit on the stages' path": (126, 139),
-    "semantic hit (hash)": (175, 193),
+    "exact hit, new bytes": (79, 89),
+    "semantic hit (hash)": (115, 131),
     "chat miss, stored in both caches": (324, 349),
     "live stream, 74 events": (1450, 1570),
 }

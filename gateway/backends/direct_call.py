@@ -99,7 +99,7 @@ class DirectCall:
         if answer.status != 200 or not answer.whole or is_event_stream(answer.noted):
             lane.handed_on(asked)
             place, resumed = Place(gate, at), partial(self._client.resumed, answer)
-            begun = Begun(request.id, request.received, None, at, load, due, place, resumed, place.leave)
+            begun = Begun(request.id, request.received, at, load, due, place, resumed, place.leave)
             return await self._pool.call(replace(request, begun=begun))
         response, now = self._backend.read(answer), self._now()
         request.trace.since("upstream", at)

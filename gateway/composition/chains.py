@@ -23,6 +23,7 @@ from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
 from gateway.composition.dispatching import direct_of, dispatch_of
 from gateway.composition.fleet import Fleet
+from gateway.composition.lookup_parts import looks_of
 from gateway.composition.parts import Stores, evictions_of
 from gateway.composition.recording import Standing, recorder_of
 from gateway.composition.space_parts import Ground, open_spaces
@@ -47,11 +48,7 @@ from gateway.stages.ahead import EmbedAhead
 from gateway.stages.alike import Alike
 from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit
-from gateway.stages.coalesce import Coalesce
-from gateway.stages.embed import Embed
-from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.feedback import Feedback, Memory, Verdicts
-from gateway.stages.from_memory import FromMemory
 from gateway.stages.lead import Lead
 from gateway.stages.limit import CountRequests, Limit
 from gateway.stages.models import Models
@@ -180,8 +177,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     def dispatch(bypass: Bypass | None) -> Handler:
         return dispatch_of(route, parts, bypass)
 
-    lifetime, lacks = exact_lifetime(route), parts.evictions.lacks
-    exact = ExactLookup(parts.store, lacks, clock, telemetry, lifetime, parts.background)
+    looks = looks_of(route, parts)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
     admit = Admit(
         parts.store,
@@ -196,39 +192,23 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         told=_told(route, parts, learns=learns),
     )
 
-    def coalesce(at_hand: FromMemory) -> Coalesce:
-        return Coalesce(at_hand, parts.flights, parts.unstorable, telemetry)
-
     render = Render(route.replay, clock, parts.taken_apart)
     apart, together = Apart(route.share, parts.evictions.used), Together()
     if not caching:
         calls: Sequence[Stage] = [render]
-    elif route.semantic is None:
-        calls = [render, apart, exact, coalesce(FromMemory(exact)), *_lead(route, parts), admit, together]
+    elif route.semantic is None or looks.similar is None:
+        calls = [render, apart, looks.exact, looks.coalesce, *_lead(route, parts), admit, together]
     else:
-        lookup = SemanticLookup(
-            parts.space.index,
-            parts.store,
-            parts.space.embedder,
-            parts.space.verifier,
-            parts.space.controls,
-            clock,
-            telemetry,
-            route.semantic,
-            route.jitter,
-            parts.memory,
-        )
-        embed = Embed(parts.space.embedder, clock)
         calls = [
             render,  # outermost: hits, followers and misses alike come out in the form that the client asked for
             apart,  # before anything looks for an answer: each input has its own
             *_ahead(route, parts),  # beside the store's answer to the exact lookup
-            exact,  # the cheapest answer first
+            looks.exact,  # the cheapest answer first
             *_audit(route.semantic, parts),  # outside of whatever may find a semantic hit, and of `Admit`
-            coalesce(FromMemory(exact, embed, lookup)),  # before anything that costs: a crowd pays for it once
-            embed,  # once, for the lookup, the index and the complexity
-            lookup,  # outside `Admit`: what it answers is never stored again
-            *_alike(route.semantic, lookup, parts),
+            looks.coalesce,  # before anything that costs: a crowd pays for it once
+            looks.embed,  # once, for the lookup, the index and the complexity
+            looks.similar,  # outside `Admit`: what it answers is never stored again
+            *_alike(route.semantic, looks.similar, parts),
             *_lead(route, parts),  # only what nothing stored answers; outside `Admit`, whose put ends the lease
             admit,  # inside the flight, so that who comes after it finds the answer
             together,  # what was taken apart and not found makes one call
@@ -240,6 +220,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         calls=compose([*record, *count, *calls, *limit], dispatch(None if caching else Bypass.POLICY)),
         others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
         direct=direct_of(route, parts),
+        beforehand=looks.beforehand,
     )
 
 

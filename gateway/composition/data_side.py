@@ -10,6 +10,7 @@ from gateway.composition.chains import Parts
 from gateway.composition.hired import Hired, data_of
 from gateway.config import Config
 from gateway.data_port.front import Front
+from gateway.data_port.lookups import Lookups
 from gateway.data_port.plans import Plans
 from gateway.data_port.server import DataPort
 from gateway.data_port.service import Health
@@ -34,5 +35,7 @@ def data_port_of(
     front = Front(parts.store, table, observer, parts.clock, access.keyring.holds)
     keyring = access.keyring if parts.keyed else None
     others = None if config.server.grpc is None else beside
-    straight = Straight(Plans(table, keyring), observer, parts.telemetry, parts.clock, others)
-    return DataPort(config.server, parts.clock, health, front, straight, table, tls, data_of(hired))
+    plans = Plans(table, keyring)
+    lookups = Lookups(plans, front, observer, parts.telemetry, parts.clock)
+    straight = Straight(plans, observer, parts.telemetry, parts.clock, others)
+    return DataPort(config.server, parts.clock, health, front, lookups, straight, table, tls, data_of(hired))

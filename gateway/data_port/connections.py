@@ -17,6 +17,7 @@ from gateway.config.schema import Server as ServerConfig
 from gateway.data_port.connection import Connection
 from gateway.data_port.front import Front
 from gateway.data_port.heads import Heads
+from gateway.data_port.lookups import Lookups
 from gateway.data_port.plain_connection import MAX_BODY, PlainConnection
 from gateway.data_port.service import Service
 from gateway.data_port.straight import Straight
@@ -30,6 +31,7 @@ class Connections(web.Server):
         handler: Any,
         service: Service,
         front: Front,
+        lookups: Lookups,
         straight: Straight,
         table: Callable[[], object],
         config: ServerConfig,
@@ -45,6 +47,7 @@ class Connections(web.Server):
         )
         self.service = service
         self.front = front
+        self.lookups = lookups
         self.straight = straight
         self.table = table
         self.heads = Heads(config.max_header)

@@ -25,10 +25,11 @@ from gateway.data_port.service import at_hand
 from gateway.data_port.underway import Underway
 from gateway.data_port.wire import whole_answer
 from gateway.errors import StreamBroken
-from gateway.messages import Begun, Whole
+from gateway.messages import Begun, Request, Whole
 
 if TYPE_CHECKING:
     from gateway.data_port.connections import Connections
+    from gateway.data_port.plans import Table
 
 LOG = logging.getLogger("nearhit")
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
@@ -49,7 +50,7 @@ class PlainConnection(asyncio.Protocol):
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._task: asyncio.Future[Any] | Underway | None = None
+        self._task: asyncio.Future[Any] | asyncio.Handle | Underway | None = None
         self._pieces: list[bytes] = []  # of a request that has not come whole
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
@@ -214,7 +215,24 @@ class PlainConnection(asyncio.Protocol):
             asked = server.front.recall(what, partial(self._recalled, head, body))
         elif not self._last:
             asked = server.straight.begin(head, body, self)
-        self._task = asked or self._loop.create_task(self._answer(head, body))
+        if asked is None:
+            found = server.lookups.find(head, body, self._out.peer) if self._goes_on else None
+            if isinstance(found, bytes):
+                self._answered(found)
+                return
+            asked = self._loop.create_task(self._answer(head, body, found))
+        self._task = asked
+
+    def _answered(self, answer: bytes) -> None:
+        """What was found at once: what has come behind it waits for its turn, as this may stand within its reading."""
+        self._transport.write(answer)
+        self._deadline = self._loop.time() + self._server.idle_timeout_s
+        self._task = self._loop.call_soon(self._turn) if self._ahead else None
+
+    def _turn(self) -> None:
+        self._task = None
+        if self._out.writable:
+            self._go_on()
 
     def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
         self._task = None
@@ -234,15 +252,21 @@ class PlainConnection(asyncio.Protocol):
         if self._out.writable:
             self._go_on()
 
-    def handed_over(self, head: Head, body: bytes, begun: Begun) -> None:
-        self._task = self._loop.create_task(self._answer(head, body, begun))
+    def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:
+        request = replace(self._request(head, body), id=begun.id, received=begun.received, table=table, begun=begun)
+        self._task = self._loop.create_task(self._answer(head, body, request))
 
-    async def _answer(self, head: Head, body: bytes, begun: Begun | None = None) -> None:
+    def _request(self, head: Head, body: bytes) -> Request:
+        service = self._server.service
+        return service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
+
+    async def _answer(self, head: Head, body: bytes, request: Request | None) -> None:
+        """`request`: where something of it was found out before."""
         service, goes_on = self._server.service, False
         service.inflight += 1
         self._out.begun = False
         try:
-            goes_on = await self._respond(head, body, begun)
+            goes_on = await self._respond(head, body, request)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -252,8 +276,8 @@ class PlainConnection(asyncio.Protocol):
         except Exception as error:
             self._fail(error)
         finally:
-            if begun is not None:
-                begun.release()
+            if request is not None and request.begun is not None:
+                request.begun.release()
             service.inflight -= 1
             self._task = None
         if goes_on and not self._last:
@@ -271,17 +295,16 @@ class PlainConnection(asyncio.Protocol):
         _, headers, data = refused(500, "the request cannot be handled")
         self._transport.write(whole_answer("", 500, headers, data, keep_alive=False))
 
-    async def _respond(self, head: Head, body: bytes, begun: Begun | None) -> bool:
+    async def _respond(self, head: Head, body: bytes, request: Request | None) -> bool:
         """Whether the client was told that the connection goes on."""
         server, service = self._server, self._server.service
         early = None if head.method == "POST" else await service.early(head.method, head.path, head.headers)
         if early is not None and isinstance(early.body, Whole):
             data, goes_on = early.body.data, self._goes_on
             return await send_whole(self._out, head.method, early.status, early.headers, data, keep_alive=goes_on)
-        table = server.table()
-        request = service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
-        if begun is not None:
-            request = replace(request, id=begun.id, received=begun.received, begun=begun)
+        table = (None if request is None else request.table) or server.table()
+        if request is None:
+            request = self._request(head, body)
         response = await service.answer(request)
         answer = at_hand(response.body)
         if answer is not None:

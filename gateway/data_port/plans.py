@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway.access.key_text import digest_of
 from gateway.access.keyring import Keyring
 from gateway.access.permits import Permit
-from gateway.cache.directives import parse_directives
+from gateway.cache.directives import bypass_of, parse_directives
 from gateway.credentials import key_of, tenant_of
 from gateway.data_port.heads import TRACING, Head
 from gateway.dialects.known import dialect_of
@@ -19,6 +19,7 @@ from gateway.policy.model import Policy
 from gateway.routing.budget import HEADERS as BUDGETS
 
 if TYPE_CHECKING:
+    from gateway.data_port.lookups import Known
     from gateway.data_port.ways import Way
 
 MAX_PLANS = 2048  # of some kB each; likewise what they know of models, together
@@ -38,19 +39,31 @@ class Table(Protocol):
 
 
 class Plan:
-    """`digest`: of the key that the head shows, where the gateway asks for it; `dialect` None: none knows it. What is
+    """`digest`: of the key that the head shows, where the gateway asks for it; `dialect` None: none knows it;
+    `bypasses`: no stored answer is wanted. What is
     known of requests for a model is noted by its name, empty where no dialect reads it; None: the stages are to be
     asked."""
 
-    __slots__ = ("dialect", "digest", "permit", "table", "tenant", "ways")
+    __slots__ = ("bypasses", "dialect", "digest", "known", "permit", "table", "tenant", "ways")
 
-    def __init__(self, table: Table, dialect: OpenAI | None, tenant: str, digest: str, permit: Permit | None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        dialect: OpenAI | None,
+        tenant: str,
+        digest: str,
+        permit: Permit | None,
+        *,
+        bypasses: bool,
+    ) -> None:
         self.table = table
         self.dialect = dialect
         self.tenant = tenant
         self.digest = digest
         self.permit = permit
+        self.bypasses = bypasses
         self.ways: dict[bytes, Way | None] = {}  # to a backend
+        self.known: dict[bytes, Known | None] = {}  # how they are looked up
 
 
 class Plans:
@@ -60,7 +73,7 @@ class Plans:
         self._table = table
         self._keyring = keyring
         self._under: Table | None = None
-        self.passing = self.calls = False  # whether there are routes of which something can be known
+        self.passing = self.calls = self.lookups = False  # whether there are routes of which something can be known
         self._plans: dict[bytes, Plan | None] = {}
         self._noted = 0
 
@@ -69,7 +82,7 @@ class Plans:
         table = self._table()
         if table is not self._under:
             self._met(table)
-        if not self.passing:
+        if not (self.passing or self.lookups):
             return None
         try:
             plan = self._plans[head.decisive]
@@ -91,6 +104,7 @@ class Plans:
         self._forget()
         directs = [chains.direct for chains in table.chains.values() if chains.direct is not None]
         self.passing, self.calls = bool(directs), any(direct.calls for direct in directs)
+        self.lookups = any(chains.beforehand is not None for chains in table.chains.values())
 
     def _forget(self) -> None:
         self._plans.clear()
@@ -118,7 +132,8 @@ def plan_of(head: Head, table: Table, digest: str, permit: Permit | None) -> Pla
         return None
     if "x-priority" in headers or any(name in headers for name in BUDGETS) or wants_async(headers):
         return None
-    if parse_directives(headers.get("cache-control")).only_if_cached:
+    directives = parse_directives(headers.get("cache-control"))
+    if directives.only_if_cached:
         return None
     dialect = dialect_of(head.method, head.path)
     if dialect is None:
@@ -127,7 +142,7 @@ def plan_of(head: Head, table: Table, digest: str, permit: Permit | None) -> Pla
     elif not isinstance(dialect, OpenAI):
         return None
     tenant = tenant_of(headers) if permit is None else permit.tenant
-    return Plan(table, dialect, tenant, digest, permit)
+    return Plan(table, dialect, tenant, digest, permit, bypasses=bypass_of(None, directives) is not None)
 
 
 def _digest_in(head: Head) -> str:

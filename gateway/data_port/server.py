@@ -15,6 +15,7 @@ from gateway.config.schema import Server as ServerConfig
 from gateway.data_port.aiohttp_edge import AiohttpEdge
 from gateway.data_port.connections import Connections
 from gateway.data_port.front import Front
+from gateway.data_port.lookups import Lookups
 from gateway.data_port.service import Health, Service
 from gateway.data_port.straight import Straight
 from gateway.pipeline import Handler
@@ -35,6 +36,7 @@ class DataPort:
         clock: Clock,
         health: Health,
         front: Front,
+        lookups: Lookups,
         straight: Straight,
         table: Callable[[], object],
         tls: SSLContext | None = None,
@@ -43,6 +45,7 @@ class DataPort:
         self._config = config
         self._service = Service(config, clock, health)
         self._front = front
+        self._lookups = lookups
         self._straight = straight
         self._table = table
         self._given = given
@@ -58,11 +61,13 @@ class DataPort:
     async def start(self, handler: Handler) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
         self._service.handler = handler
+        self._lookups.serve(self._service)
         self._straight.serve(self._service)
         connections = Connections(
             AiohttpEdge(self._service),
             self._service,
             self._front,
+            self._lookups,
             self._straight,
             self._table,
             self._config,

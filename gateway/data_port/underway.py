@@ -37,8 +37,8 @@ class Client(Protocol):
     def relayed(self, answer: bytes) -> None:
         """The whole answer: the next request may be taken."""
 
-    def handed_over(self, head: Head, body: bytes, begun: Begun) -> None:
-        """The stages are to go on with it."""
+    def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:
+        """The stages are to go on with it, under that policy."""
 
 
 class Returned(NamedTuple):
@@ -188,5 +188,5 @@ class Underway:
             place.leave()
             answer.close()
 
-        begun = Begun(self._id, self._received, self._table, self._at, self._ahead, self._due, place, resumed, release)
-        self._to.handed_over(self._head, self._body, begun)
+        begun = Begun(self._id, self._received, self._at, self._ahead, self._due, place, resumed, release)
+        self._to.handed_over(self._head, self._body, self._table, begun)

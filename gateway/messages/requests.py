@@ -71,7 +71,6 @@ class Begun(NamedTuple):
 
     id: str
     received: float  # monotonic clock
-    table: Any  # `RouteTable`
     at: float  # monotonic clock: when it was sent
     load: int  # calls ahead of it at its upstream then
     due: float  # time of the event loop: when its answer is to have begun
@@ -109,6 +108,7 @@ class Request:
     metered: bool = False  # what it costs is counted: the backend is to tell
     patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
     unasked: bool = False  # the gateway's own check of an answer: no client asked for it
+    table: Any = None  # `RouteTable`: the policy that it met, where it did before the stages were asked
     begun: Begun | None = None  # its call to a backend, where that is on its way already
     peer: str = ""  # the address that it came from; empty: it did not come from a client
 

@@ -14,7 +14,8 @@ from gateway.cache.hits import provenance_of
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
-from gateway.observing.metrics import bucket_of
+from gateway.observing.found import Kind
+from gateway.observing.metrics import Labels, bucket_of
 from gateway.observing.relayed import Relayed
 from gateway.observing.repeated import NO_LABELS, STAGE, Repeated
 from gateway.observing.spans import root_of
@@ -117,6 +118,31 @@ class Observer:
             if watched:
                 self._decisions.tell(orjson.loads(line))
 
+    def found(
+        self, what: Kind, hit: Provenance, trace: Trace, request_id: str, received: float, seconds: float
+    ) -> None:
+        """All that `begin`, `first_byte` and `over` leave of a hit that was found without the stages, where nothing is
+        traced or recorded. `seconds`: from `received` to when its bytes were handed over."""
+        what.tally.add(seconds, *trace.spans.values())
+        self._used(hit.fingerprint)
+        self._saved(what.route, hit)
+        logged = self._access_log if self._shares.all or self._shares.keep(hit.verdict, 200) else None
+        watched = self._decisions.watches
+        if logged is not None or watched:
+            line = what.line_of(request_id, seconds, self._clock.wall(), trace.spans, hit, trace.judged)
+            if logged is not None:
+                logged.add(line)
+            if watched:
+                self._decisions.tell(orjson.loads(line))
+
+    def _saved(self, route: Labels, hit: Provenance) -> None:
+        telemetry = self._telemetry
+        if hit.saved_tokens:
+            telemetry.tokens_saved.add_to(route, hit.saved_tokens)
+            telemetry.cost_saved.add_to(route, hit.saved_dollars)
+        if hit.upstream_s:
+            telemetry.backend_seconds_saved.add_to(route, hit.upstream_s)
+
     def _hit_in_full(
         self,
         what: Repeated,
@@ -165,13 +191,10 @@ class Observer:
         telemetry.stage_seconds.observe_each(trace.spans)
         if provenance is not None and provenance.fingerprint:
             self._used(provenance.fingerprint)
-        if provenance is not None and provenance.saved_tokens:
-            telemetry.tokens_saved.add(trace.route, amount=provenance.saved_tokens)
-            telemetry.cost_saved.add(trace.route, amount=provenance.saved_dollars)
+        if provenance is not None:
+            self._saved((trace.route,), provenance)
         if trace.facts is not None and provenance is not None:
             self._recorder.over(trace.facts, trace, provenance, request_id=request_id, status=status, seconds=seconds)
-        if provenance is not None and provenance.upstream_s:
-            telemetry.backend_seconds_saved.add(trace.route, amount=provenance.upstream_s)
         if trace.traced is not None:
             ended = received + seconds
             self._traced(trace.traced, request_id, method, path, received, ended, trace, status, provenance)

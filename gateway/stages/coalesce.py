@@ -57,6 +57,11 @@ class Coalesce:
             return landed
         return await self._start(key, landed, forward).join()
 
+    def alone(self, key: str) -> bool:
+        """Whether a request with that fingerprint would begin a flight of its own."""
+        flight = self._flights.get(key)
+        return (flight is None or not flight.open) and key not in self._unstorable
+
     def _start(self, key: str, request: Request, forward: Handler) -> Flight:
         flight = self._flights[key] = Flight(forward(request), request.trace.traced)
 

@@ -65,6 +65,23 @@ class ExactLookup:
             return await self._unless_it_fails(request, forward, entry, freshness)
         return await forward(request)
 
+    def beforehand(self, request: Request) -> Response | bool:
+        """As `at_hand`, for who asks before the stages are; else whether it is known that there is nothing to be
+        found, so that nobody need look here."""
+        if self._lifetime is None:
+            return True
+        began = self._clock.monotonic()
+        entry = self._front.peek(request.fingerprint)
+        lacks = entry is None and self._lacks(request.fingerprint)
+        request.trace.since("exact", began)
+        if entry is None or not _own(entry, request):
+            return lacks
+        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
+        if not freshness.fresh:
+            return False
+        request.trace.served = (entry, self._lifetime)
+        return answer_from(request, entry, freshness, Verdict.EXACT)
+
     def at_hand(self, request: Request) -> Response | None:
         """The answer if it is in process memory, and fresh."""
         if self._lifetime is None:

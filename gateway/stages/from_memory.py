@@ -22,6 +22,10 @@ class FromMemory:
         hit = self._exact.at_hand(request)
         if hit is not None:
             return hit
+        return request if request.embedding is not None else self.similar(request)
+
+    def similar(self, request: Request) -> Response | Request:
+        """As above, by similarity alone."""
         embedding = None if self._embed is None else self._embed.at_hand(request)
         if embedding is None:
             return request

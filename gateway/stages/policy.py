@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from gateway.backends.direct import Direct
 from gateway.cache.directives import parse_directives
 from gateway.cache.keys import keys_of, owner_of
-from gateway.messages import Call, Request, Response
+from gateway.messages import CacheDirectives, Call, Request, Response
 from gateway.pipeline import Handler
 from gateway.policy.model import Policy, Route
 from gateway.ports import Dialect
 from gateway.precedence import Priority
-from gateway.routing.budget import UNBOUNDED, budget_of, priority_of
+from gateway.routing.budget import UNBOUNDED, Budget, budget_of, priority_of
+from gateway.stages.beforehand import Beforehand
 
 # A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
 # together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the
@@ -25,11 +26,13 @@ LARGE = 256 * 1024
 @dataclass(frozen=True, slots=True)
 class Chains:
     """A route's stages for the calls that a dialect understands, and for all else. `direct`: what they come to for
-    requests that need none of them; None: there are no such."""
+    requests that need none of them; None: there are no such. `beforehand`: what finds the answers to calls that need
+    not be waited for; None: some stage is to see each of them."""
 
     calls: Handler
     others: Handler
     direct: Direct | None = None
+    beforehand: Beforehand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,9 @@ class ApplyPolicy:
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
         trace = request.trace
-        table: RouteTable = self._table() if request.begun is None else request.begun.table
+        table: RouteTable = request.table or self._table()
+        if request.call is not None:  # it was read, routed and looked up beforehand
+            return await table.chains[request.route].calls(request)
         body, call = b"", None
         for dialect in self._dialects:
             if dialect.claims(request.method, request.path):
@@ -71,18 +76,42 @@ class ApplyPolicy:
         return await (chains.others if call is None else chains.calls)(routed(request, body, call, route))
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a route and the head of a request come to."""
+
+    route: Route
+    caching: bool
+    budget: Budget
+    directives: CacheDirectives
+    priority: Priority
+
+
+def terms_of(headers: Mapping[str, str], route: Route, *, patient: bool) -> Terms:
+    """Raises `BadRequest` on budgets and priorities that are none."""
+    # What nobody waits for goes after all that somebody does.
+    priority = Priority.LOW if patient else priority_of(headers, route.priority, raised=route.client_priority)
+    return Terms(
+        route,
+        route.exact_ttl_s is not None or route.semantic is not None,
+        UNBOUNDED if patient else budget_of(headers, route.latency_budget_s),
+        parse_directives(headers.get("cache-control")),
+        priority,
+    )
+
+
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
     """The request with all that its route decides. Raises `BadRequest` on budgets and priorities that are none."""
-    patient = request.patient
-    budget = UNBOUNDED if patient else budget_of(request.headers, route.latency_budget_s)
+    return bound(request, body, call, terms_of(request.headers, route, patient=request.patient))
+
+
+def bound(request: Request, body: bytes, call: Call | None, terms: Terms, table: object = None) -> Request:
+    """The same. `table`: the policy, where the stages have not met it yet."""
+    route, budget, directives, patient = terms.route, terms.budget, terms.directives, request.patient
     if patient and call is not None and call.stream:
         call = replace(call, stream=False)  # nobody watches it come: it is collected, and a broken one is an error
-    caching = call is not None and (route.exact_ttl_s is not None or route.semantic is not None)
-    directives = parse_directives(request.headers.get("cache-control"))
-    # What nobody waits for goes after all that somebody does.
-    priority = Priority.LOW if patient else priority_of(request.headers, route.priority, raised=route.client_priority)
     scope = fingerprint = ""
-    if caching and call is not None and call.uncached is None and not directives.no_store:
+    if terms.caching and call is not None and call.uncached is None and not directives.no_store:
         owner = owner_of(route.share, request.trace.tenant, call.user)
         scope, fingerprint = keys_of(owner, route.name, call)
     return Request(  # not `replace`, which takes three times as long: every request comes by here
@@ -103,8 +132,9 @@ def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Re
         deadline=None if budget.total_s is None else request.received + budget.total_s,
         ttft_deadline=None if budget.ttft_s is None else request.received + budget.ttft_s,
         tpot_s=budget.tpot_s,
-        priority=priority,
+        priority=terms.priority,
         patient=patient,
         peer=request.peer,
+        table=table,
         begun=request.begun,
     )

@@ -51,9 +51,10 @@ def chunked(body: bytes, *headers: bytes) -> bytes:
 
 @dataclass
 class Scripted:
-    """An upstream in bytes. `pieces`: of each answer, in order of the requests; what is not scripted is `answer()`."""
+    """An upstream in bytes. `pieces`: of each answer, in order of the requests; what is not scripted is `usual`."""
 
     port: int = 0
+    usual: bytes = field(default_factory=lambda: answer())
     seen: list[bytes] = field(default_factory=list)
     script: deque[list[Piece]] = field(default_factory=deque)
     hold: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +79,7 @@ class Scripted:
         head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         self.seen.append(head + await reader.readexactly(int(length[1]) if length else 0))
-        pieces = self.script.popleft() if self.script else [answer()]
+        pieces = self.script.popleft() if self.script else [self.usual]
         await self.hold.wait()
         for piece in pieces:
             if piece == CUT:
