@@ -16,4 +16,5 @@ pytest_plugins = [
 
 # No example is too slow: how long one takes says how busy the machine is.
 settings.register_profile("suite", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=3_000)  # pytest --hypothesis-profile=long
 settings.load_profile("suite")
