@@ -15,7 +15,7 @@ MOST = {
     "unknown path": (45, 46),
     "exact hit, new bytes": (79, 89),
     "semantic hit (hash)": (115, 131),
-    "chat miss, stored in both caches": (324, 349),
+    "chat miss, stored in both caches": (317, 342),
     "live stream, 74 events": (1450, 1570),
 }
 

@@ -14,7 +14,7 @@ from gateway.messages import Vector
 BRIEF_ENTRIES = 1024
 # Searched by numpy, row by row: so many take it no longer than FAISS, the way there included. A product of matrices
 # would have OpenBLAS wake a thread.
-FEW = 256
+FEW = 128
 
 
 class FlatPartition:

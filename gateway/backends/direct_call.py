@@ -83,7 +83,8 @@ class DirectCall:
         return connection
 
     async def _asked(self, request: Request, call: Call, connection: Connection, sent: bytes, at: float) -> Response:
-        lane, gate, pace, asked = self._lane, self._gate, self._lane.pace_of(call), asked_of(call, request.route)
+        lane, gate, kind = self._lane, self._gate, (call.operation, False)
+        pace, asked = lane.pace_of_kind(kind), asked_of(call, request.route)
         self._pool.budget.asked(at)
         load, loop = lane.sets_out(asked), asyncio.get_running_loop()
         due, heard = loop.time() + self._limit_s, loop.create_future()
@@ -106,7 +107,7 @@ class DirectCall:
         self._tally.add(now - at)
         lane.heed(request.tenant, 200, response.headers, now)
         lane.relayed(asked, pace, load, at, now)
-        gate.relayed((call.operation, False), at, now, now)
+        gate.relayed(kind, at, now, now)
         return response
 
 

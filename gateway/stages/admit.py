@@ -150,7 +150,7 @@ class Admit:
         *,
         streamed: bool,
     ) -> Entry | None:
-        """What is to be stored of a complete answer; None where it may not be."""
+        """What is to be stored of a complete answer; None where the rules refuse it."""
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(response, inspection), sum(map(len, payload))
         request.trace.inspected = Inspected(inspection, dollars, size, self._clock.monotonic() - asked)
@@ -158,10 +158,7 @@ class Admit:
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return None
-        entry = self._entry(request, response, payload, inspection, dollars, asked, streamed=streamed)
-        purged = self._store.banned(entry, self._vector(request))
-        self._count(Admission.PURGED if purged else Admission.STORED)
-        return None if purged else entry
+        return self._entry(request, response, payload, inspection, dollars, asked, streamed=streamed)
 
     def _entry(
         self,
@@ -211,7 +208,12 @@ class Admit:
 
     async def _put(self, request: Request, entry: Entry) -> bool:
         """Whether it can be found from now on."""
-        vector, began = self._vector(request), self._clock.monotonic()
+        vector = self._vector(request)
+        if self._store.banned(entry, vector):
+            self._count(Admission.PURGED)
+            return False
+        self._count(Admission.STORED)
+        began = self._clock.monotonic()
         try:
             if not await self._store.put(entry, vector, request.lease):
                 if request.lease:
