@@ -45,7 +45,9 @@ def verifier_key(verifier: Verifier, encoder: str) -> str:
     """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
     of others are not used again."""
     cache = GATEWAY / "cache"
-    sources = [cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "forest.py")]
+    sources = [
+        cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "payload.py", "sought.py", "forest.py")
+    ]
     sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/*cross*.py")]
     sources += GATEWAY.glob("adapters/*verifier*.py")
     digest = hashlib.sha256(f"{verifier.basis}\0{encoder}".encode())

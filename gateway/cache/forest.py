@@ -1,20 +1,72 @@
-"""Boosted trees as plain arrays, walked for all rows and all trees at once. Pure."""
+"""Boosted trees, evaluated by what they rule out. Pure.
+
+Each tree is a word of bits, one a leaf, from left to right. A node that sends a row to its right rules out the leaves
+on its left, and of what no node has ruled out the lowest bit is the row's leaf (QuickScorer, Lucchese et al. 2015).
+How many of a feature's thresholds lie below its value says which of its nodes do, in all trees: what they leave is one
+row of a table. So a row of features is a few rows of the table, and no tree is walked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+MOST_LEAVES = 32  # of a tree: bits of a word
+
+
+class Asked(NamedTuple):
+    """What the trees ask of a feature."""
+
+    feature: int
+    thresholds: Sequence[float]  # `x <= threshold` goes left; from low to high
+    place: int  # of its first row in the table, less 1
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Nodes of all trees in one numbering; a leaf's children are itself. `x[feature] <= threshold` goes left."""
+    asked: Sequence[Asked]
+    left: IntArray  # (1 + thresholds, trees) words; the first row is of what rules nothing out
+    values: FloatArray  # (trees * MOST_LEAVES,) log-odds
+    first: IntArray  # (trees,) place of each tree's first leaf
+    base: float  # log-odds before the first tree
+
+    def log_odds(self, rows: Sequence[Sequence[float]]) -> FloatArray:
+        """(k, f) -> (k,), for at least one row. 150 trees: 0.01 ms for one row, 0.02 for four."""
+        places, starts = list[int](), list[int]()
+        for row in rows:
+            starts.append(len(places))
+            places.append(0)
+            for feature, thresholds, place in self.asked:
+                if row[feature] > thresholds[0]:
+                    places.append(place + bisect_left(thresholds, row[feature]))
+        left = np.bitwise_and.reduceat(self.left.take(places, 0), starts, axis=0)
+        leaf = np.bitwise_count((left - 1) & ~left)  # as many bits as lie below the lowest one
+        return np.asarray(self.values.take(self.first + leaf).sum(1) + self.base)
+
+    def probability(self, rows: Sequence[Sequence[float]]) -> FloatArray:
+        return np.asarray(1.0 / (1.0 + np.exp(-np.minimum(np.maximum(self.log_odds(rows), -30.0), 30.0))))
+
+
+class _Node(NamedTuple):
+    """One that sends `feature > threshold` past the leaves that `left` leaves out."""
+
+    feature: int
+    threshold: float
+    tree: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """As they are saved: nodes of all trees in one numbering; a leaf's children are itself."""
 
     roots: IntArray  # (trees,)
     feature: IntArray  # (nodes,)
@@ -23,23 +75,62 @@ class Forest:
     right: IntArray  # (nodes,)
     value: FloatArray  # (nodes,) log-odds; 0 but for leaves
     depth: int  # steps from a root to its deepest leaf
-    base: float  # log-odds before the first tree
 
-    def log_odds(self, rows: FloatArray) -> FloatArray:
-        """(k, f) -> (k,). 150 trees of depth 5 and 4 rows: 0.04 ms."""
-        at = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
-        each = np.arange(len(rows))[:, None]
-        for _ in range(self.depth):
-            low = rows[each, self.feature[at]] <= self.threshold[at]
-            at = np.where(low, self.left[at], self.right[at])
-        return np.asarray(self.value[at].sum(1) + self.base)
+    def leaves(self, node: int, depth: int = 0) -> list[int]:
+        """From left to right. Raises ValueError where they lie deeper than is said: nodes that go in a circle do."""
+        if self.left[node] == node:
+            return [node]
+        if depth == self.depth:
+            raise ValueError(f"node {node} is no leaf, {depth} steps from its root")
+        return self.leaves(int(self.left[node]), depth + 1) + self.leaves(int(self.right[node]), depth + 1)
 
-    def probability(self, rows: FloatArray) -> FloatArray:
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(self.log_odds(rows), -30.0, 30.0))))
+    def nodes(self, tree: int) -> Iterator[_Node]:
+        """Those of a tree that are no leaves."""
+        root = int(self.roots[tree])
+        bits = {leaf: 1 << at for at, leaf in enumerate(self.leaves(root))}
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            if node in bits:
+                continue
+            left, right = int(self.left[node]), int(self.right[node])
+            passed = sum(bits[leaf] for leaf in self.leaves(left))
+            yield _Node(int(self.feature[node]), float(self.threshold[node]), tree, ~passed & (2**MOST_LEAVES - 1))
+            waiting += (left, right)
 
 
-def from_arrays(arrays: Mapping[str, npt.NDArray[np.generic]], name: str, features: int) -> Forest:
+def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
     """The forest saved as `name/...`. Raises ValueError where a node points out of the arrays."""
+    trees, base = _saved(arrays, name, features)
+    leaves = [trees.leaves(int(root)) for root in trees.roots]
+    if (most := max(map(len, leaves), default=0)) > MOST_LEAVES:
+        raise ValueError(f"{name} has a tree of {most} leaves, expected {MOST_LEAVES} at most")
+    values = np.zeros((len(leaves), MOST_LEAVES))
+    for tree, its in enumerate(leaves):
+        values[tree, : len(its)] = trees.value[its]
+    asked, left = _asked([node for tree in range(len(leaves)) for node in trees.nodes(tree)], len(leaves))
+    return Forest(asked, left, values.ravel(), np.arange(len(leaves)) * MOST_LEAVES, base)
+
+
+def _asked(nodes: Sequence[_Node], trees: int) -> tuple[Sequence[Asked], IntArray]:
+    """What is asked of each feature, and the table."""
+    of: dict[int, dict[float, list[_Node]]] = {}
+    for node in nodes:
+        of.setdefault(node.feature, {}).setdefault(node.threshold, []).append(node)
+    asked, rows = [], [np.full(trees, 2**MOST_LEAVES - 1, np.uint32)]
+    for feature, by_threshold in sorted(of.items()):
+        thresholds, left = sorted(by_threshold), rows[0]
+        asked.append(Asked(feature, thresholds, len(rows) - 1))
+        for threshold in thresholds:
+            left = left.copy()
+            for node in by_threshold[threshold]:
+                left[node.tree] &= node.left
+            rows.append(left)
+    return asked, np.stack(rows)
+
+
+def _saved(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:
+    """And the log-odds before the first tree."""
     try:
         ints = {part: np.asarray(arrays[f"{name}/{part}"], np.intp) for part in ("roots", "feature", "left", "right")}
         floats = {part: np.asarray(arrays[f"{name}/{part}"], np.float64) for part in ("threshold", "value")}
@@ -53,13 +144,7 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[np.generic]], name: str, featur
             raise ValueError(f"{name}/{part} points outside of 0..{bound - 1}")
     if any(len(array) != nodes for array in (ints["feature"], ints["right"], *floats.values())):
         raise ValueError(f"{name} has arrays of different lengths")
-    return Forest(
-        roots=ints["roots"],
-        feature=ints["feature"],
-        threshold=floats["threshold"],
-        left=ints["left"],
-        right=ints["right"],
-        value=floats["value"],
-        depth=int(depth),
-        base=base,
+    trees = _Trees(
+        ints["roots"], ints["feature"], floats["threshold"], ints["left"], ints["right"], floats["value"], int(depth)
     )
+    return trees, base

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from gateway.cache import lexical
 from gateway.cache.acceptance import FLOOR
 from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, calibration_of
-from gateway.cache.features import LONGEST, NAMES, FloatArray, features
+from gateway.cache.features import LONGEST, NAMES, compared, features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
 from gateway.ports import Candidate, Opinion
@@ -76,14 +78,17 @@ class LearnedVerifier:
         margins = self.margins(question, stored, [candidate.similarity for candidate in candidates])
         mine = lexical.read(question[:LONGEST])
         return [
-            _named(self.opinion(margin), mine, lexical.read(other[:LONGEST]))
+            self.opinion(margin, lexical.difference(mine, lexical.read(other[:LONGEST])))
             for other, margin in zip(stored, margins, strict=True)
         ]
 
-    def opinion(self, margin: float) -> Opinion:
-        """What a similarity less its doubt is worth, whoever doubts."""
+    def opinion(self, margin: float, doubt: Refusal | None = None) -> Opinion:
+        """What a similarity less its doubt is worth, whoever doubts. `doubt`: what rules say beside the trees, which
+        were not shown instructions around varying content: another payload is a veto, any other difference the reason
+        to show where the score does not suffice."""
         score = min(1.0, 1.0 - self._weights.scale * (1.0 - margin))
-        return Opinion(score, self._weights.calibration.probability(score))
+        veto = doubt if doubt is Refusal.PAYLOAD else None
+        return Opinion(score, self._weights.calibration.probability(score), veto, doubt)
 
     def margin(self, opinion: Opinion) -> float:
         """The opposite of `opinion`."""
@@ -104,30 +109,17 @@ class LearnedVerifier:
         """(k,), at most the similarities."""
         if not stored:
             return []
-        rows = features(asked, stored)
-        sure = self._weights.words.probability(rows)
-        sure[(rows[:, _NAMED] > 0).any(1)] = 0.0
-        sure = _certain(asked, stored, sure)
+        rows, wanted, sure = compared(asked, stored), asked.split(), np.zeros(len(stored))
+        open_ = list[int]()  # to the trees: no rule says it
+        for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
+            if other.split() == wanted:  # equal but for spaces: the same
+                sure[at] = 1.0
+            elif max(len(asked), len(other)) <= LONGEST and not any(row[name] > 0 for name in _NAMED):
+                open_.append(at)  # longer than what is read and not equal: never
+        if open_:
+            sure[open_] = self._weights.words.probability([rows[at] for at in open_])
         doubt = self._weights.weight * (1 - sure) ** self._weights.power
         return [float(s - d) for s, d in zip(similarities, doubt, strict=True)]
-
-
-def _certain(asked: str, stored: Sequence[str], sure: FloatArray) -> FloatArray:
-    """Equal but for spaces: the same. Longer than what is read and not equal: never."""
-    wanted = " ".join(asked.split())
-    for at, other in enumerate(stored):
-        if " ".join(other.split()) == wanted:
-            sure[at] = 1.0
-        elif max(len(asked), len(other)) > LONGEST:
-            sure[at] = 0.0
-    return sure
-
-
-def _named(opinion: Opinion, asked: lexical.Lexical, stored: lexical.Lexical) -> Opinion:
-    """With what rules say beside the trees, which were not shown instructions around varying content: another payload
-    is a veto, any other difference the reason to show where the score does not suffice."""
-    payload = Refusal.PAYLOAD if lexical.other_payload(asked, stored) else None
-    return replace(opinion, veto=payload, doubt=payload or lexical.difference(asked, stored))
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:

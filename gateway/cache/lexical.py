@@ -7,28 +7,46 @@ Each check names one way in which two similar questions differ; a check that fin
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.cache.payload import plain, quoted_in, transforms
+from gateway.cache.sought import Clues, Sought, any_of, clues_of, digits
 from gateway.messages import Refusal
+from gateway.messages.values import value
 
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*%?")
-_NEGATED = re.compile(
-    r"\b(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
-    r"nicht|kein\w*|nie|ohne|sin|nunca|jam[a\u00e1]s|ning[u\u00fa]n\w*)\b|n['\u2019]t\b|\u4e0d|\u6ca1|\u672a",
-    re.IGNORECASE,
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same of ASCII, in half the time
+_NUMBER = Sought(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
+_NEGATORS = any_of(
+    "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca t"
 )
-_DIRECTION = re.compile(r"\b(?:from|de|von)\s(.{1,80}?)\s(?:to|into|a|nach|zu)\s([^?.!,;]{1,80})", re.IGNORECASE)
-_TO = re.compile(
-    r"\b([\w.]{1,40})\s{1,9}(?:to|into|vs|versus|over|than|before|after|minus)\s{1,9}([\w.]{1,40})", re.IGNORECASE
+_NEGATED = Sought(
+    re.compile(
+        r"\b(?=[cejknosuw])(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
+        r"nicht|kein\w*|nie|ohne|sin|nunca|jam[a\u00e1]s|ning[u\u00fa]n\w*)\b|n['\u2019]t\b|\u4e0d|\u6ca1|\u672a",
+        re.IGNORECASE,
+    ),
+    lambda clues: _NEGATORS(clues) or any(part in clues.plain for part in ("kein", "jamas", "ningun")),
 )
-_THAN = re.compile(
-    r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}(?:(?:an?|the)\s{1,9})?([\w.]{1,40})",
-    re.IGNORECASE,
+_DIRECTION = Sought(
+    re.compile(r"\b(?:from|de|von)\s(.{1,80}?)\s(?:to|into|a|nach|zu)\s([^?.!,;]{1,80})", re.IGNORECASE),
+    any_of("from de von"),
+)
+_TO = Sought(
+    re.compile(
+        r"\b([\w.]{1,40})\s{1,9}(?:to|into|vs|versus|over|than|before|after|minus)\s{1,9}([\w.]{1,40})", re.IGNORECASE
+    ),
+    any_of("to into vs versus over than before after minus"),
+)
+_THAN = Sought(
+    re.compile(
+        r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}(?:(?:an?|the)\s{1,9})?([\w.]{1,40})",
+        re.IGNORECASE,
+    ),
+    any_of("than"),
 )
 
 # Pairs in which one word is the other's opposite. Symmetric; a short list of the commonest ones in questions put to
@@ -53,14 +71,18 @@ OPPOSITES: dict[str, frozenset[str]] = {
 }
 
 # Words that a question may start with in capitals without naming anything.
-_SENTENCE_STARTERS = re.compile(r"(?:^|[.!?:]\s{1,9}|\n)\W{0,9}([^\W\d_]+)")
+_FIRST_WORD = re.compile(r"\W{0,9}([^\W\d_]+)")
+_FURTHER_STARTERS = re.compile(r"(?:[.!?:]\s{1,9}|\n)\W{0,9}([^\W\d_]+)")
+_ENDS = re.compile(r"[.!?:\n]")
+_SAID_OF_ONESELF = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Lexical:
     """What the checks read from one text."""
 
     words: tuple[str, ...]
+    vocabulary: frozenset[str]  # of the words, each once
     numbers: frozenset[str]
     negations: int
     names: frozenset[str]  # capitalised words and words with capitals, digits or dots inside, lower-cased
@@ -68,31 +90,56 @@ class Lexical:
     transforms: bool  # it asks for a text to be turned into another
     quoted: frozenset[str]  # what stands in quotes or is code
     plain: str  # the whole text, lower-cased, with single spaces
+    clues: Clues | None
 
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Lexical:
-    starters = {match.start(1) for match in _SENTENCE_STARTERS.finditer(text)}
-    matches = list(_WORD.finditer(text))
-    names = {match.group().lower() for match in matches if _is_name(match.group(), at_start=match.start() in starters)}
-    directions = [found for each in (_DIRECTION, _TO, _THAN) for found in each.findall(text)]
+    plainly = plain(text)
+    words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
+    vocabulary = frozenset(words)
+    clues = clues_of(text, plainly, vocabulary)
+    directions = [found for each in (_DIRECTION, _TO, _THAN) for found in each.found(text, clues)]
     return Lexical(
-        words=tuple(match.group().lower() for match in matches),
-        numbers=frozenset(number.replace(",", "") for number in _NUMBER.findall(text)),
-        negations=len(_NEGATED.findall(text)),
-        names=frozenset(names),
+        words=words,
+        vocabulary=vocabulary,
+        numbers=frozenset(number.replace(",", "") for number in _NUMBER.found(text, clues)),
+        negations=len(_NEGATED.found(text, clues)),
+        names=frozenset() if text.islower() else _names(text),
         directions=tuple((_head(a), _head(b)) for a, b in directions),
         transforms=transforms(text),
         quoted=quoted_in(text),
-        plain=plain(text),
+        plain=plainly,
+        clues=clues,
     )
 
 
-def _is_name(word: str, *, at_start: bool) -> bool:
+def _names(text: str) -> frozenset[str]:
     """A capital inside a word always names something; one at its start does unless a sentence begins there."""
-    if any(character.isupper() for character in word[1:]):
-        return True
-    return word[:1].isupper() and not at_start and word.lower() not in ("i", "i'm", "i've", "i'd", "i'll")
+    pattern = _ASCII_WORD if text.isascii() else _WORD
+    written = [word for word in pattern.findall(text) if not word.islower()]
+    inside = {word.lower() for word in written if any(map(str.isupper, word[1:]))}
+    if len(inside) == len(written):
+        return frozenset(inside)
+    names, beginning = inside, Counter(_starters(text))
+    for word in written:
+        if not word[0].isupper() or (lower := word.lower()) in inside or lower in _SAID_OF_ONESELF:
+            continue
+        if beginning[word] > 0:
+            beginning[word] -= 1  # once for each sentence that begins with it
+        else:
+            names.add(lower)
+    return frozenset(names)
+
+
+def _starters(text: str) -> list[str]:
+    """The words that sentences begin with, as they are written."""
+    first = _FIRST_WORD.match(text)
+    starts = [] if first is None else [first.start(1)]
+    read = 0 if first is None else first.end()
+    if _ENDS.search(text, read, len(text) - 1):  # an end that nothing follows begins no sentence
+        starts += [match.start(1) for match in _FURTHER_STARTERS.finditer(text, read)]
+    return [match.group() for start in starts if (match := _WORD.match(text, start))]
 
 
 def _head(phrase: str) -> str:
@@ -133,8 +180,8 @@ def other_payload(asked: Lexical, stored: Lexical) -> bool:
 
 def _opposed(asked: Lexical, stored: Lexical) -> bool:
     """A word in one text whose opposite stands in the other, and not the word itself."""
-    a, b = set(asked.words), set(stored.words)
-    return any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
+    a, b = asked.vocabulary, stored.vocabulary
+    return a != b and any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
 
 
 def _reversed(asked: Lexical, stored: Lexical) -> bool:
@@ -147,4 +194,4 @@ def _other_names(asked: Lexical, stored: Lexical) -> bool:
 
     One-sided extra names are often an address ("Hi Bob, ...") or a specification: the similarity judges those.
     """
-    return bool(asked.names - set(stored.words)) and bool(stored.names - set(asked.words))
+    return bool(asked.names - stored.vocabulary) and bool(stored.names - asked.vocabulary)

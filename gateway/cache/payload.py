@@ -21,7 +21,6 @@ _QUOTED = re.compile(
     r"```(.{1,4000}?)```|`([^`\n]{1,400})`|\"([^\"\n]{1,400})\"|\u201c([^\u201d\n]{1,400})\u201d|\u00ab([^\u00bb\n]{1,400})\u00bb",
     re.DOTALL,
 )
-_SPACE = re.compile(r"\s+")
 
 
 def transforms(text: str) -> bool:
@@ -35,4 +34,4 @@ def quoted_in(text: str) -> frozenset[str]:
 
 
 def plain(text: str) -> str:
-    return _SPACE.sub(" ", text).strip().lower()
+    return " ".join(text.split()).lower()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +29,17 @@ def test_words_say_the_same_whoever_was_asked_first(a: str, b: str) -> None:
     one_sided = ("inverted", "unmatched", "content", "opposites")
     symmetric = [at for at, name in enumerate(NAMES) if not name.startswith(one_sided)]
     assert features(a, [b])[0, symmetric] == pytest.approx(features(b, [a])[0, symmetric])
+
+
+def test_features_are_those_that_the_trees_were_trained_on() -> None:
+    """To the bit: whoever makes them faster makes the same ones; whoever means to change them trains anew."""
+    digest = hashlib.sha256()
+    for name in ("traps.jsonl", "traps_languages.jsonl"):
+        for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
+            texts = [text for text in json.loads(line).values() if isinstance(text, str)]
+            digest.update(features(texts[0], texts).astype("<f8").tobytes())
+            digest.update(features(texts[1].upper(), texts[:2]).astype("<f8").tobytes())
+    assert digest.hexdigest()[:16] == "50f22edb13208e44"
 
 
 @pytest.mark.parametrize(

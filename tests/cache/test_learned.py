@@ -9,6 +9,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -184,6 +185,45 @@ def test_a_tree_that_points_outside_is_refused() -> None:
         arrays = {name: file[name].copy() for name in file.files}
     arrays["words/left"][0] = 10**6
     with pytest.raises(ValueError, match="points outside"):
+        from_arrays(arrays, "words", len(NAMES))
+
+
+def walked(arrays: Mapping[str, np.ndarray], row: Sequence[float]) -> float:
+    """The log-odds of a row as they were trained: from each root to a leaf."""
+    feature, threshold, left, right, value = (arrays[f"words/{name}"] for name in NODES)
+    found = []
+    for root in arrays["words/roots"]:
+        at = int(root)
+        while left[at] != at:
+            at = int(left[at] if row[feature[at]] <= threshold[at] else right[at])
+        found.append(float(value[at]))
+    return float(np.array([found], np.float64).sum(1)[0] + arrays["words/depth_base"][1])
+
+
+NODES = ("feature", "threshold", "left", "right", "value")
+
+
+def test_what_the_trees_rule_out_is_what_walking_them_finds_to_the_bit() -> None:
+    with np.load(WEIGHTS / "verifier.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    forest, draw = load_weights().words, np.random.default_rng(3)
+    inner = arrays["words/left"] != np.arange(len(arrays["words/left"]))
+    rows = np.zeros((60, len(NAMES)))
+    for feature in range(len(NAMES)):  # on thresholds, and on both sides of each
+        edges = arrays["words/threshold"][inner & (arrays["words/feature"] == feature)]
+        near = np.concatenate([edges, np.nextafter(edges, 9.0), np.nextafter(edges, -9.0), edges + 0.3, [0.0]])
+        rows[:, feature] = draw.choice(near, len(rows))
+    together = forest.log_odds(rows.tolist())
+    assert together.tolist() == [walked(arrays, row) for row in rows.tolist()]
+    assert together[:1].tolist() == forest.log_odds(rows[:1].tolist()).tolist()
+
+
+def test_trees_that_go_in_a_circle_are_refused() -> None:
+    with np.load(WEIGHTS / "verifier.npz", allow_pickle=False) as file:
+        arrays = {name: file[name].copy() for name in file.files}
+    root = int(arrays["words/roots"][0])
+    arrays["words/left"][arrays["words/left"][root]] = root
+    with pytest.raises(ValueError, match="no leaf"):
         from_arrays(arrays, "words", len(NAMES))
 
 

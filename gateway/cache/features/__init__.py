@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gateway.cache.features.reading import LONGEST, read
+from gateway.cache.features.reading import LONGEST, kept, read
 from gateway.cache.features.words import WordFeatures, word_features
 
-__all__ = ["LONGEST", "NAMES", "FeatureVector", "FloatArray", "WordFeatures", "features", "vectors"]
+__all__ = ["LONGEST", "NAMES", "FeatureVector", "FloatArray", "WordFeatures", "compared", "features", "vectors"]
 
 FloatArray = npt.NDArray[np.floating]
 
@@ -34,11 +34,15 @@ class FeatureVector:
         return dict(zip(NAMES, self.values, strict=True))
 
 
+def compared(asked: str, stored: Sequence[str]) -> list[WordFeatures]:
+    """One a stored question."""
+    reading = read(asked)
+    return [word_features(reading, kept(other)) for other in stored]
+
+
 def features(asked: str, stored: Sequence[str]) -> FloatArray:
     """(k, len(NAMES)) float64, finite whatever the texts are: one row a stored question."""
-    reading = read(asked)
-    words = [word_features(reading, read(other)) for other in stored]
-    return np.array(words, np.float64).reshape(len(stored), len(NAMES))
+    return np.array(compared(asked, stored), np.float64).reshape(len(stored), len(NAMES))
 
 
 def vectors(asked: str, stored: Sequence[str]) -> list[FeatureVector]:

@@ -7,8 +7,6 @@ asked for, whether in a sentence ("how much is it") or in key words ("price").
 # ruff: noqa: SIM905 (lists of words)
 from __future__ import annotations
 
-from itertools import pairwise
-
 from gateway.cache.features.vocabulary import STOP
 
 # What opens a condition. "of" and "to" open what the verb needs, "and" and "or" a further member of a list.
@@ -76,15 +74,22 @@ _PAIRED = {
 }
 
 
-def aspects(words: tuple[str, ...]) -> frozenset[str]:
-    """The kinds of answer that the words ask for, wherever they stand."""
-    found = {ASPECTS[word] for word in words if word in ASPECTS}
-    found.update(_PAIRED[pair] for pair in pairwise(words) if pair in _PAIRED)
+_ASKED_IN_A_WORD, _ASKED_IN_TWO = frozenset(ASPECTS), frozenset(_PAIRED)
+
+
+def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozenset[str]:
+    """The kinds of answer that the words ask for, wherever they stand. `pairs`: those that stand side by side."""
+    found = {ASPECTS[word] for word in words & _ASKED_IN_A_WORD}
+    found.update(_PAIRED[pair] for pair in pairs & _ASKED_IN_TWO)
     return frozenset(found)
 
 
-def conditions(words: tuple[str, ...], stems: tuple[str, ...]) -> tuple[tuple[str, frozenset[str]], ...]:
+def conditions(
+    words: tuple[str, ...], stems: tuple[str, ...], vocabulary: frozenset[str]
+) -> tuple[tuple[str, frozenset[str]], ...]:
     """(what opens it, stems of its content words) of each phrase that limits the question; `stems` of each word."""
+    if CONDITIONS.isdisjoint(vocabulary):
+        return ()
     found = []
     opened: str | None = None
     inner: list[str] = []

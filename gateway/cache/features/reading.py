@@ -7,31 +7,45 @@ longer text only meets these bounds when somebody means harm.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
+from itertools import pairwise
 
 from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
+from gateway.cache.sought import Sought, any_of, digits
+from gateway.messages.values import value
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
 MOST_WORDS = 256  # what 256 tokens can hold
 KEPT = 1024  # readings: what is stored is read again for every question near it; 0.1 ms each, some 3 kB
+KEPT_STEMS = 4096  # words
 
 _HAN = "\u3400-\u9fff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+(?:['\u2019.+#-][^\W_{_HAN}]+){{0,4}}[+#]{{0,2}}")
+_JOINS = "'+#_-"  # what joins letters to one word here, to another one for the checks, or to none
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are one number
-_NUMBER = re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?")
+_NUMBER = Sought(re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?"), digits)
 _QUOTED = re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]")
-_SYMMETRIC = re.compile(r"\b(?:between|both|and|or|vs|versus|und|oder|y|entre)\b", re.IGNORECASE)
-_CODE = re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}(?:_\w{1,30})+|[=<>!]=|[{}\[\];]|=>|->")
+_SYMMETRIC = Sought(
+    re.compile(r"\b(?:between|both|and|or|vs|versus|und|oder|y|entre)\b", re.IGNORECASE),
+    any_of("between both and or vs versus und oder y entre"),
+)
+_SIGNS = re.compile(r"[(_={}\[\];-]")
+_CODE = Sought(
+    re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}(?:_\w{1,30})+|[=<>!]=|[{}\[\];]|=>|->"),
+    lambda clues: _SIGNS.search(clues.plain) is not None,
+)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Reading:
     words: tuple[str, ...]  # lower case, in order
+    vocabulary: frozenset[str]  # of the words, each once
+    pairs: frozenset[tuple[str, str]]  # words that stand side by side
     content: tuple[str, ...]  # stems of the words that carry meaning, in order
+    places: Mapping[str, int]  # of each of these where it stands first, in order
     aspects: frozenset[str]
     conditions: tuple[tuple[str, frozenset[str]], ...]
     kinds: tuple[frozenset[str], ...]  # numbers, units, calendar, quantifiers, comparatives, quoted, code
@@ -45,43 +59,64 @@ class Reading:
     symmetric: bool  # names things whose order does not matter
 
 
-@lru_cache(maxsize=KEPT)
 def read(text: str) -> Reading:
-    text = _GROUPED.sub("", text[:LONGEST].replace("\u2019", "'"))
+    """As it is asked: most questions come once. For what is stored `kept`."""
+    text = text[:LONGEST].replace("\u2019", "'")
+    text = _GROUPED.sub("", text) if "," in text else text
     basis = lexical.read(text)
-    words = tuple(match.group().lower() for match in _WORD.finditer(text))[:MOST_WORDS]
+    clues = basis.clues
+    words = _words(text, basis)
+    vocabulary, pairs = frozenset(words), frozenset(pairwise(words))
     stems = tuple(word if word in v.STOP else stem(word) for word in words)
+    content = tuple(short for word, short in zip(words, stems, strict=True) if word not in v.STOP)
+    places: dict[str, int] = {}
+    for at, short in enumerate(content):
+        places.setdefault(short, at)
+    marked = vocabulary & v.MARKED
     return Reading(
         words=words,
-        content=tuple(short for word, short in zip(words, stems, strict=True) if word not in v.STOP),
-        aspects=aspects(words),
-        conditions=conditions(words, stems),
+        vocabulary=vocabulary,
+        pairs=pairs,
+        content=content,
+        places=places,
+        aspects=aspects(vocabulary, pairs),
+        conditions=conditions(words, stems, vocabulary),
         kinds=(
-            _numbers(text, words),
-            _mapped(words, v.UNITS),
-            _mapped(words, v.CALENDAR),
-            _mapped(words, v.QUANTIFIERS),
-            frozenset(words) & v.COMPARATIVES,
+            _numbers(_NUMBER.found(text, clues), marked),
+            _mapped(marked, v.UNITS),
+            _mapped(marked, v.CALENDAR),
+            _mapped(marked, v.QUANTIFIERS),
+            marked & v.COMPARATIVES,
             frozenset(quoted.lower().strip() for quoted in _QUOTED.findall(text)),
-            frozenset(_CODE.findall(text)[:MOST_WORDS]),
+            frozenset(_CODE.found(text, clues)[:MOST_WORDS]),
         ),
-        names=frozenset(list(basis.names)[:MOST_WORDS]),
+        names=basis.names if len(basis.names) <= MOST_WORDS else frozenset(list(basis.names)[:MOST_WORDS]),
         negations=basis.negations,
         directions=frozenset(basis.directions[:MOST_WORDS]),
         asks=_asks(words),
-        tenses=frozenset(t for t, of in (("past", v.PAST), ("future", v.FUTURE)) if not of.isdisjoint(words)),
-        modals=_mapped(words, v.MODALS),
-        persons=_mapped(words, v.PERSONS),
-        symmetric=_SYMMETRIC.search(text) is not None,
+        tenses=frozenset(t for t, of in (("past", v.PAST), ("future", v.FUTURE)) if not of.isdisjoint(marked)),
+        modals=_mapped(marked, v.MODALS),
+        persons=_mapped(marked, v.PERSONS),
+        symmetric=bool(_SYMMETRIC.found(text, clues)),
     )
 
 
-def _mapped(words: Iterable[str], table: dict[str, str]) -> frozenset[str]:
+kept = lru_cache(maxsize=KEPT)(read)
+
+
+def _words(text: str, basis: lexical.Lexical) -> tuple[str, ...]:
+    """Those of the checks, where nothing is in the text that would join others. A dot at its end joins nothing."""
+    if basis.clues is None or "." in text.rstrip(". ") or any(map(text.__contains__, _JOINS)):
+        return tuple(map(str.lower, _WORD.findall(text)[:MOST_WORDS]))
+    return basis.words[:MOST_WORDS]
+
+
+def _mapped(words: Set[str], table: Mapping[str, str]) -> frozenset[str]:
     return frozenset(table[word] for word in words if word in table)
 
 
-def _numbers(text: str, words: tuple[str, ...]) -> frozenset[str]:
-    digits = (_plain(number) for number in _NUMBER.findall(text)[:MOST_WORDS])
+def _numbers(found: Sequence[str], words: Set[str]) -> frozenset[str]:
+    digits = (_plain(number) for number in found[:MOST_WORDS])
     return frozenset(digits) | _mapped(words, v.NUMBER_WORDS)
 
 
@@ -93,6 +128,7 @@ def _plain(number: str) -> str:
 _SUFFIXES = (("'s", ""), ("ies", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", ""), ("ly", ""), ("e", ""))
 
 
+@lru_cache(maxsize=KEPT_STEMS)
 def stem(word: str) -> str:
     """A cut-off form that inflections share, or the group's first word where synonyms, units or numbers are known."""
     word = v.SYNONYMS.get(word) or v.UNITS.get(word) or v.NUMBER_WORDS.get(word) or word
@@ -148,12 +184,14 @@ _PLAIN = {
     "whose": "person",
     "wer": "person",
 }
-_POLAR = v.POLAR
+_ASKING = frozenset({*_PLAIN, "how", "wie", "what", "what's", "which", "was"})
 
 
 def _asks(words: tuple[str, ...]) -> str:
     """The first question word decides; an auxiliary at the start asks for yes or no unless one follows soon."""
     for at, word in enumerate(words[:24]):
+        if word not in _ASKING:
+            continue
         following = words[at + 1 : at + 5]
         if word in _PLAIN:
             return _PLAIN[word]
@@ -163,4 +201,4 @@ def _asks(words: tuple[str, ...]) -> str:
             if word == "was" and at == 0 and "?" not in words:
                 continue
             return next((_WHAT[near] for near in following if near in _WHAT), "thing")
-    return "polar" if words and words[0] in _POLAR else ""
+    return "polar" if words and words[0] in v.POLAR else ""

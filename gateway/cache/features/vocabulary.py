@@ -155,6 +155,9 @@ PERSONS = {
     "us": "we",
 }
 
+# Words that any of these knows: of most questions two or three.
+MARKED = frozenset().union(NUMBER_WORDS, UNITS, CALENDAR, QUANTIFIERS, COMPARATIVES, PAST, FUTURE, MODALS, PERSONS)
+
 _MORE_OPPOSITES = (
     "allow forbid|allowed forbidden|attach detach|begin end|bigger smaller|bigger tiny|boil freeze|borrow return|"
     "bright dark|cause cure|cause prevent|causes prevents|cheapest expensive|clockwise counterclockwise|"
