@@ -18,6 +18,7 @@ import numpy as np
 
 from gateway.cache.control.predictive import Pool, falling, likelier
 from gateway.cache.control.traffic import Traffic
+from gateway.messages.values import value
 
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
 WINDOW = 1000  # requests over which the promise is to hold
@@ -36,6 +37,22 @@ GROWTH = 0.55
 MOST_GROWN = 8.0  # beyond, labels have to say it
 LEAST_SIZED = 20.0  # lookups before a size is typical
 MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
+
+
+Pools = Sequence[tuple[Pool, int]]
+
+
+@value(frozen=True, slots=True)
+class Standing:
+    """What the books say as they stand."""
+
+    threshold: float  # the lowest score that may be served
+    # By band, how much more than the mean share its hits are audited. Where least is known, most is asked (Neyman
+    # allocation); within a band all hits are alike, so no estimate is distorted.
+    audit_weights: list[float]
+    wrong_shares: list[
+        float
+    ]  # by band, the chance that a neighbour of such a score is wrong, by calibration and labels
 
 
 class Ledger:
@@ -95,40 +112,24 @@ class Ledger:
         self.labels[band] += 1
         self.wrong[band] += wrong
 
+    def looked_at(self, max_wrong_hits: float, growth: float = 1.0) -> Standing:
+        """For this promise, in wrong hits over all requests, where `growth` times as many are to be expected as was
+        seen."""
+        pools, met = self._pools(), self._rates()
+        threshold = _lowest(pools, met.tolist(), int(max_wrong_hits * WINDOW + 1e-9), WINDOW * growth)
+        return Standing(threshold, _audit_weights(pools, met, threshold), _shares(pools))
+
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
-        """The lowest score that may be served for this promise, in wrong hits over all requests, where `growth` times
-        as many are to be expected as was seen."""
-        limit = int(max_wrong_hits * WINDOW + 1e-9)
-        met = self._rates()
-        mean = spread = settled = pooled = 0.0
-        lowest = LOWEST + BANDS * WIDTH
-        for pool, last in self._pools():
-            settled, pooled = spread, 0.0
-            for band in range(last, pool.first - 1, -1):
-                pooled += met[band]  # bands of a pool share one rate: their errors add up
-                mean += met[band] * pool.rate
-                spread = settled + pooled * pooled * pool.variance
-                expected = WINDOW * growth * mean
-                if likelier(expected, expected + (WINDOW * growth) ** 2 * spread, limit, RISK):
-                    return lowest
-                lowest = LOWEST + band * WIDTH
-        return lowest
+        """See `Standing`."""
+        return self.looked_at(max_wrong_hits, growth).threshold
 
     def audit_weights(self, threshold: float) -> list[float]:
-        """By band: how much more than the mean share its hits are audited. Where least is known, most is asked
-        (Neyman allocation); within a band all hits are alike, so no estimate is distorted."""
-        met, doubts = self._rates(), np.zeros(BANDS)
-        for pool, last in self._pools():
-            doubts[pool.first : last + 1] = np.sqrt(pool.variance)
-        served = slice(band_of(threshold), BANDS)
-        mean = float((met[served] * doubts[served]).sum() / max(met[served].sum(), 1e-12))
-        if mean <= 0:
-            return [1.0] * BANDS
-        return [float(w) for w in np.clip(doubts / mean, LEAST_AUDITED, MOST_AUDITED)]
+        """See `Standing`."""
+        return _audit_weights(self._pools(), self._rates(), threshold)
 
     def wrong_shares(self) -> list[float]:
-        """By band: the chance that a neighbour of such a score is wrong, by calibration and labels."""
-        return [pool.rate for pool, last in reversed(self._pools()) for _ in range(pool.first, last + 1)]
+        """See `Standing`."""
+        return _shares(self._pools())
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
         """How many of so many served answers, by band, are wrong: mean and variance, what is not known of the rates
@@ -144,11 +145,45 @@ class Ledger:
         rates: np.ndarray = (self.met + self._prior_met) / (self.requests + PRIOR_REQUESTS)
         return rates
 
-    def _pools(self) -> list[tuple[Pool, int]]:
+    def _pools(self) -> Pools:
         """Highest scores first, each with its last band."""
         pools = falling((self.wrong + self._prior_wrong).tolist(), (self.labels + PRIOR_LABELS).tolist())
         ends = [pool.first - 1 for pool in pools[1:]] + [BANDS - 1]
         return list(zip(pools, ends, strict=True))[::-1]
+
+
+def _lowest(pools: Pools, met: Sequence[float], limit: int, window: float) -> float:
+    """The lowest score with which so many requests seldom hold more wrong hits than `limit`."""
+    mean = spread = settled = pooled = 0.0
+    lowest = LOWEST + BANDS * WIDTH
+    for pool, last in pools:
+        settled, pooled = spread, 0.0
+        rate, variance = pool.rate, pool.variance
+        for band in range(last, pool.first - 1, -1):
+            pooled += met[band]  # bands of a pool share one rate: their errors add up
+            mean += met[band] * rate
+            spread = settled + pooled * pooled * variance
+            expected = window * mean
+            if likelier(expected, expected + window**2 * spread, limit, RISK):
+                return lowest
+            lowest = LOWEST + band * WIDTH
+    return lowest
+
+
+def _audit_weights(pools: Pools, met: np.ndarray, threshold: float) -> list[float]:
+    doubts = np.zeros(BANDS)
+    for pool, last in pools:
+        doubts[pool.first : last + 1] = math.sqrt(pool.variance)
+    served = slice(band_of(threshold), BANDS)
+    mean = float((met[served] * doubts[served]).sum() / max(met[served].sum(), 1e-12))
+    if mean <= 0:
+        return [1.0] * BANDS
+    weights: list[float] = np.clip(doubts / mean, LEAST_AUDITED, MOST_AUDITED).tolist()
+    return weights
+
+
+def _shares(pools: Pools) -> list[float]:
+    return [pool.rate for pool, last in reversed(pools) for _ in range(pool.first, last + 1)]
 
 
 def band_of(score: float) -> int:

