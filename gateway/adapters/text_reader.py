@@ -38,12 +38,12 @@ class TextReader:
     def read(self, text: str) -> ReadText:
         # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
         read = self._tokenizer.encode(text[:MAX_CHARACTERS].encode("utf-8", "replace").decode())
-        return ReadText(read.ids, bool(read.overflowing) or len(text) > MAX_CHARACTERS, self._unreadable(text, read))
+        ids = read.ids  # a new list each time
+        truncated = len(text) > MAX_CHARACTERS or (len(ids) == MAX_TOKENS and bool(read.overflowing))
+        return ReadText(ids, truncated, self._unknown in ids and self._unreadable(text, read))
 
     def _unreadable(self, text: str, read: Encoding) -> bool:
         """Whether something that says something is unknown: in Chinese two of three tokens are, a sum sign is; an emoji
         is a tone of voice."""
-        if self._unknown not in read.ids:
-            return False
         unknown = (span for span, each in zip(read.offsets, read.ids, strict=True) if each == self._unknown)
         return any(category(sign) not in TONE for start, end in unknown for sign in text[start:end])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ __all__ = ["WEIGHTS", "LearnedVerifier", "Weights", "load_weights", "provenance"
 TRAINED = Trained("verifier", "the verifier's weights")
 
 # Differences that a rule names are not left to the trees: one of these, and the doubt is full.
-_NAMED = [NAMES.index(name) for name in ("numbers_swapped", "negation", "opposites", "reversed")]
+_NAMED = attrgetter("numbers_swapped", "negation", "opposites", "reversed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class LearnedVerifier:
         for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
             if other.split() == wanted:  # equal but for spaces: the same
                 sure[at] = 1.0
-            elif max(len(asked), len(other)) <= LONGEST and not any(row[name] > 0 for name in _NAMED):
+            elif max(len(asked), len(other)) <= LONGEST and not any(_NAMED(row)):
                 open_.append(at)  # longer than what is read and not equal: never
         if open_:
             sure[open_] = self._weights.words.probability([rows[at] for at in open_])

@@ -7,7 +7,7 @@ asked for, whether in a sentence ("how much is it") or in key words ("price").
 # ruff: noqa: SIM905 (lists of words)
 from __future__ import annotations
 
-from gateway.cache.features.vocabulary import STOP
+from collections.abc import Mapping
 
 # What opens a condition. "of" and "to" open what the verb needs, "and" and "or" a further member of a list.
 CONDITIONS = frozenset(
@@ -85,19 +85,20 @@ def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozens
 
 
 def conditions(
-    words: tuple[str, ...], stems: tuple[str, ...], vocabulary: frozenset[str]
+    words: tuple[str, ...], stems: Mapping[str, str], vocabulary: frozenset[str]
 ) -> tuple[tuple[str, frozenset[str]], ...]:
-    """(what opens it, stems of its content words) of each phrase that limits the question; `stems` of each word."""
+    """(what opens it, stems of its content words) of each phrase that limits the question; `stems` of the words
+    that carry meaning."""
     if CONDITIONS.isdisjoint(vocabulary):
         return ()
     found = []
     opened: str | None = None
     inner: list[str] = []
-    for word, stem in zip((*words, "and"), (*stems, "and"), strict=True):
+    for word in (*words, "and"):
         if word in BREAKS or len(inner) >= LONGEST:
             if opened and inner:
                 found.append((opened, frozenset(inner)))
             opened, inner = (word if word in CONDITIONS else None), []
-        elif word not in STOP:
-            inner.append(stem)
+        elif word in stems:
+            inner.append(stems[word])
     return tuple(found)

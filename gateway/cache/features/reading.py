@@ -67,8 +67,8 @@ def read(text: str) -> Reading:
     clues = basis.clues
     words = _words(text, basis)
     vocabulary, pairs = frozenset(words), frozenset(pairwise(words))
-    stems = tuple(word if word in v.STOP else stem(word) for word in words)
-    content = tuple(short for word, short in zip(words, stems, strict=True) if word not in v.STOP)
+    stems = {word: stem(word) for word in vocabulary - v.STOP}
+    content = tuple([stems[word] for word in words if word in stems])
     places: dict[str, int] = {}
     for at, short in enumerate(content):
         places.setdefault(short, at)
