@@ -21,7 +21,7 @@ import numpy as np
 from gateway.cache import lexical
 from gateway.cache.acceptance import FLOOR
 from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, calibration_of
-from gateway.cache.features import LONGEST, NAMES, compared, features
+from gateway.cache.features import LONGEST, NAMES, Reading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.messages import Refusal
 from gateway.ports import Candidate, Opinion
@@ -75,11 +75,10 @@ class LearnedVerifier:
         self.prior = weights.calibration.prior
 
     async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
-        stored = [candidate.question for candidate in candidates]
-        margins = self.margins(question, stored, [candidate.similarity for candidate in candidates])
-        mine = lexical.read(question[:LONGEST])
+        mine, stored = read(question), [candidate.question for candidate in candidates]
+        margins = self._margins(mine, question, stored, [candidate.similarity for candidate in candidates])
         return [
-            self.opinion(margin, lexical.difference(mine, lexical.read(other[:LONGEST])))
+            self.opinion(margin, lexical.difference(mine.checks, kept(other).checks))
             for other, margin in zip(stored, margins, strict=True)
         ]
 
@@ -108,9 +107,13 @@ class LearnedVerifier:
 
     def margins(self, asked: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
         """(k,), at most the similarities."""
-        if not stored:
-            return []
-        rows, wanted, sure = compared(asked, stored), asked.split(), np.zeros(len(stored))
+        return self._margins(read(asked), asked, stored, similarities)
+
+    def _margins(
+        self, reading: Reading, asked: str, stored: Sequence[str], similarities: Sequence[float]
+    ) -> list[float]:
+        rows = [word_features(reading, kept(other)) for other in stored]
+        wanted, sure = asked.split(), np.zeros(len(stored))
         open_ = list[int]()  # to the trees: no rule says it
         for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
             if other.split() == wanted:  # equal but for spaces: the same

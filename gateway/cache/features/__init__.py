@@ -11,10 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gateway.cache.features.reading import LONGEST, kept, read
+from gateway.cache.features.reading import LONGEST, Reading, kept, read
 from gateway.cache.features.words import WordFeatures, word_features
 
-__all__ = ["LONGEST", "NAMES", "FeatureVector", "FloatArray", "WordFeatures", "compared", "features", "vectors"]
+__all__ = [
+    "LONGEST",
+    "NAMES",
+    "FeatureVector",
+    "FloatArray",
+    "Reading",
+    "WordFeatures",
+    "features",
+    "kept",
+    "read",
+    "vectors",
+    "word_features",
+]
 
 FloatArray = npt.NDArray[np.floating]
 
@@ -34,15 +46,12 @@ class FeatureVector:
         return dict(zip(NAMES, self.values, strict=True))
 
 
-def compared(asked: str, stored: Sequence[str]) -> list[WordFeatures]:
-    """One a stored question."""
-    reading = read(asked)
-    return [word_features(reading, kept(other)) for other in stored]
-
-
 def features(asked: str, stored: Sequence[str]) -> FloatArray:
     """(k, len(NAMES)) float64, finite whatever the texts are: one row a stored question."""
-    return np.array(compared(asked, stored), np.float64).reshape(len(stored), len(NAMES))
+    reading = read(asked)
+    return np.array([word_features(reading, kept(other)) for other in stored], np.float64).reshape(
+        len(stored), len(NAMES)
+    )
 
 
 def vectors(asked: str, stored: Sequence[str]) -> list[FeatureVector]:
