@@ -21,6 +21,7 @@ from gateway.config.upstreams import (
     address_problems,
 )
 from gateway.config.urls import GrpcUrl, HttpUrl
+from gateway.written.faults import closest
 from gateway.written.units import PositiveDuration, Switch
 from gateway.written.validation import Problem, Section, one_of
 
@@ -156,7 +157,8 @@ def _by_adapter(value: Any) -> BackendSection:
     if isinstance(value, BackendSection):
         return value
     if isinstance(value, dict):
-        chosen = _Adapter.model_validate({key: value[key] for key in ("adapter",) if key in value})
+        named = "adapter" if "adapter" in value else next((key for key in value if closest(key, ("adapter",))), "")
+        chosen = _Adapter.model_validate({key: value[key] for key in (named,) if key in value})
         return section_of(chosen.adapter).model_validate(value)
     return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
 

@@ -73,11 +73,13 @@ def policy_files(folder: Path) -> list[Path]:
     Hidden files are left out, since editors keep unfinished copies in them. Raises `ConfigInvalid`.
     """
     try:
-        found = [path for path in folder.iterdir() if path.suffix == ".yaml" and not path.name.startswith(".")]
+        shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise _folder_fault(folder, f"cannot be read ({error.strerror}), expected a folder of policy files") from None
+    found = [path for path in shown if path.suffix == ".yaml"]
     if not found:
-        raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}")
+        hint = ", each with a name that ends in .yaml" if any(path.suffix == ".yml" for path in shown) else ""
+        raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}{hint}")
     if len(found) > MAX_FILES:
         raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
     return sorted(found, key=lambda path: in_turn(path.name))

@@ -118,8 +118,17 @@ def _in_words(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in problem:
         return f"{problem}, expected spaces"
     if "expected" in problem:
-        return f"{problem} {context} begun on line {begun.line + 1}" if context and begun else problem
+        hint = next((hint for sign, hint in _HINTS.items() if sign in f"{problem} {context}"), "")
+        return f"{problem} {context} begun on line {begun.line + 1}{hint}" if context and begun else problem
     return f"{problem}, expected YAML 1.1"
+
+
+# What the parser says where a value is meant that has a meaning of its own in YAML.
+_HINTS = {
+    "scanning an alias": '; put text that begins with * in quotes, e.g. "gpt-*"',
+    "scanning an anchor": "; put text that begins with & in quotes",
+    "got '{'": '; put text with braces in quotes, e.g. "${NAME}"',
+}
 
 
 class _BoundedLoader(yaml.SafeLoader):

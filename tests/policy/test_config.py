@@ -50,6 +50,13 @@ def test_the_configuration_of_the_repository_is_good() -> None:
     assert (large.model, large.embedding_model, large.tensors.prompt) == ("large", "embedder", "text_input")
 
 
+def test_a_misspelt_adapter_is_one_slip_and_one_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        load(tmp_path, MAIN.replace("adapter", "adaptor"))
+    expected = "backends.main.adaptor: unknown key, did you mean 'adapter'? expected adapter"
+    assert str(caught.value).endswith(f":3: {expected}")
+
+
 def test_a_missing_file_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigInvalid) as caught:

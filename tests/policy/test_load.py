@@ -66,6 +66,8 @@ def test_a_default_in_an_earlier_file_makes_later_files_unreachable(tmp_path: Pa
 def test_an_empty_folder_and_none_are_faults(tmp_path: Path) -> None:
     assert refused(tmp_path) == [f"{tmp_path}:1: (document): no policy file in it, expected at least default.yaml"]
     assert "expected a folder of policy files" in refused(tmp_path / "none")[0]
+    (tmp_path / "default.yml").write_text(text(rule("default")))
+    assert refused(tmp_path)[0].endswith("expected at least default.yaml, each with a name that ends in .yaml")
 
 
 def test_a_file_that_cannot_be_read_is_a_fault_beside_the_others(tmp_path: Path) -> None:

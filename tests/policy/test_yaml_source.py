@@ -115,6 +115,14 @@ def test_what_the_parser_stumbles_over_is_a_syntax_fault(text: str) -> None:
     assert "not valid YAML: " in refused(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("a: {b: *}", 'begins with * in quotes, e.g. "gpt-*"'), ("a: {b: ${X}}", 'braces in quotes, e.g. "${NAME}"')],
+)
+def test_what_is_text_and_reads_as_syntax_is_to_be_put_in_quotes(text: str, hint: str) -> None:
+    assert refused(text).endswith(hint)
+
+
 def test_variables_are_replaced() -> None:
     source = read("a: http://${HOST}:${PORT}\nb: ${PORT}\nc: '${PORT}'\nd: $${HOST}\n", {"HOST": "h", "PORT": "80"})
     assert source.value == {"a": "http://h:80", "b": 80, "c": "80", "d": "${HOST}"}
