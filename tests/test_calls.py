@@ -13,8 +13,8 @@ MOST = {
     "exact hit": (28, 29),
     "pass-through miss": (54, 57),
     "unknown path": (45, 46),
-    "exact hit, new bytes": (79, 89),
-    "semantic hit (hash)": (115, 131),
+    "exact hit, new bytes": (78, 88),
+    "semantic hit (hash)": (111, 127),
     "chat miss, stored in both caches": (317, 342),
     "live stream, 74 events": (1450, 1570),
 }

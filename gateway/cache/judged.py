@@ -75,6 +75,13 @@ def judged(
     )
 
 
+def near_enough(entry: Entry, relation: Relation, vector: Vector, similarity: float, threshold: float) -> Judged:
+    """What `judged` makes of an entry whose similarity reaches a plain threshold."""
+    return Judged(
+        similarity, Opinion(similarity, similarity), similarity, threshold, similarity, None, entry, relation, vector
+    )
+
+
 def held(
     similarity: float,
     opinion: Opinion,

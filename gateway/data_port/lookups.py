@@ -11,6 +11,7 @@ Measured, and why: docs/decisions/0046-lookups.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.bodies import AtHand
@@ -31,6 +32,7 @@ from gateway.stages.beforehand import Beforehand
 from gateway.stages.policy import Terms, bound, terms_of
 
 MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
+MAX_STARTS = 64
 MAX_NAME = 256  # bytes of a model's name; clients choose them
 # Where a call's model most likely is: where it is not, a call is read in vain.
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
@@ -44,20 +46,30 @@ class Known:
     beforehand: Beforehand
     found: Found
     route_line: bytes
+    starts: dict[str, bytes]  # of heads, by content type
 
-    def answer(self, request: Request, response: Response, kind: Kind, body: bytes) -> bytes:
-        """What `answer_headers` and `head_of` make of it. A request's id has no line break. Raises `ValueError` on a
-        header that would end its line."""
-        fields, explained = fields_of(response.headers), b""
+    def start(self, response: Response) -> bytes:
+        """Raises `ValueError` on a header that would end its line."""
+        kind = response.content_type
+        start = self.starts.get(kind)
+        if start is None:
+            if len(self.starts) >= MAX_STARTS:  # backends choose them
+                self.starts.clear()
+            start = self.starts[kind] = STATUS_LINES[200] + fields_of(response.headers)
+        return start
+
+    def answer(self, request: Request, response: Response, kind: Kind, steps_ms: Sequence[float], body: bytes) -> bytes:
+        """What `answer_headers` and `head_of` make of it. A request's id has no line break. Raises as `start`."""
+        explained = b""
         if self.terms.route.expose_headers:
-            explained = self._explained(response.provenance, kind, request.trace)
-        return b"%b%bx-request-id: %b\r\nServer: nearhit\r\n%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (
-            STATUS_LINES[200], fields, request.id.encode(), explained, len(body), http_date(), body,
+            explained = self._explained(response.provenance, kind.timing_of(steps_ms, request.trace.judged))
+        return b"%bx-request-id: %b\r\nServer: nearhit\r\n%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (
+            self.start(response), request.id.encode(), explained, len(body), http_date(), body,
         )  # fmt: skip
 
-    def _explained(self, hit: Provenance, kind: Kind, trace: Trace) -> bytes:
+    def _explained(self, hit: Provenance, timing: bytes) -> bytes:
         """As `response_headers.explaining` does."""
-        timing, age_s, left_s = kind.timing_of(trace.spans, trace.judged), hit.age_s or 0.0, hit.ttl_s or 0.0
+        age_s, left_s = hit.age_s or 0.0, hit.ttl_s or 0.0
         if hit.similarity is None:
             return b"Cache-Status: nearhit; hit; detail=exact; ttl=%d\r\nAge: %d\r\n%bServer-Timing: %b\r\n" % (
                 left_s, age_s, self.route_line, timing,
@@ -129,10 +141,11 @@ class Lookups:
             return request
         hit, trace, data = response.provenance, request.trace, response.body.data
         kind = known.found.kind(hit.verdict, trace.spans)
-        answer = known.answer(request, response, kind, data)
+        steps_ms = [1e3 * seconds for seconds in trace.spans.values()]
+        answer = known.answer(request, response, kind, steps_ms, data)
         seconds = self._clock.monotonic() - request.received
         self.answered += 1
-        self._observer.found(kind, hit, trace, request.id, request.received, seconds)
+        self._observer.found(kind, hit, trace, request.id, seconds, steps_ms)
         if hit.verdict is Verdict.EXACT:
             self._front.learn(head, request.body, request.table, request, response, data)
         return answer
@@ -148,7 +161,7 @@ class Lookups:
             told = Found(
                 self._telemetry, route=route.name, dialect=plan.dialect.name, tenant=plan.tenant, path=head.path
             )
-            known = Known(terms, beforehand, told, f"x-nearhit-route: {route.name}\r\n".encode())
+            known = Known(terms, beforehand, told, f"x-nearhit-route: {route.name}\r\n".encode(), {})
         plan.known[name] = known
         self._plans.noted()
         return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -26,25 +26,24 @@ class Kind(NamedTuple):
     timing: bytes
     line: bytes
 
-    def timing_of(self, spans: Mapping[str, float], judged: Judged | None) -> bytes:
+    def timing_of(self, steps_ms: Sequence[float], judged: Judged | None) -> bytes:
         """What `Trace.server_timing` says."""
-        said = [1e3 * seconds for seconds in spans.values()]
-        if judged is not None:
-            said.insert(-1, judged.probability)  # in the last step, which is the verification
-        return self.timing % tuple(said)
+        if judged is None:
+            return self.timing % tuple(steps_ms)
+        *before, verified_ms = steps_ms
+        return self.timing % (*before, judged.probability, verified_ms)
 
     def line_of(
         self,
         request_id: str,
         seconds: float,
         wall: float,
-        spans: Mapping[str, float],
+        steps_ms: Sequence[float],
         hit: Provenance,
         judged: Judged | None,
     ) -> bytes:
         """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are."""
-        times = [1e3 * spent for spent in spans.values()]
-        said = (wall, request_id.encode(), 1e3 * seconds, *times, orjson.dumps(hit.backend))
+        said = (wall, request_id.encode(), 1e3 * seconds, *steps_ms, orjson.dumps(hit.backend))
         if judged is None:
             return self.line % said
         near = judged.similarity
@@ -61,8 +60,8 @@ class Found:
         self._before = inner({"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]})
         self._kinds: dict[tuple[str, ...], Kind] = {}
 
-    def kind(self, verdict: Verdict, steps: Mapping[str, float]) -> Kind:
-        """`steps`: of `Trace.spans`; a semantic hit's last one is its verification."""
+    def kind(self, verdict: Verdict, steps: Iterable[str]) -> Kind:
+        """`steps`: those of `Trace.spans`; a semantic hit's last one is its verification."""
         known = verdict, *steps
         return self._kinds.get(known) or self._kind(verdict, known)
 

@@ -3,7 +3,7 @@ come by, the stages and the front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
@@ -119,17 +119,17 @@ class Observer:
                 self._decisions.tell(orjson.loads(line))
 
     def found(
-        self, what: Kind, hit: Provenance, trace: Trace, request_id: str, received: float, seconds: float
+        self, what: Kind, hit: Provenance, trace: Trace, request_id: str, seconds: float, steps_ms: Sequence[float]
     ) -> None:
         """All that `begin`, `first_byte` and `over` leave of a hit that was found without the stages, where nothing is
-        traced or recorded. `seconds`: from `received` to when its bytes were handed over."""
+        traced or recorded. `seconds`: from its arrival to when its bytes were handed over."""
         what.tally.add(seconds, *trace.spans.values())
         self._used(hit.fingerprint)
         self._saved(what.route, hit)
         logged = self._access_log if self._shares.all or self._shares.keep(hit.verdict, 200) else None
         watched = self._decisions.watches
         if logged is not None or watched:
-            line = what.line_of(request_id, seconds, self._clock.wall(), trace.spans, hit, trace.judged)
+            line = what.line_of(request_id, seconds, self._clock.wall(), steps_ms, hit, trace.judged)
             if logged is not None:
                 logged.add(line)
             if watched:

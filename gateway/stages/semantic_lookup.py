@@ -12,11 +12,11 @@ import numpy as np
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
-from gateway.cache.feedback import Relation, digest_of
+from gateway.cache.feedback import Relation, digest_of, relation_of
 from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Judged, best, judged, same_words
+from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Judged, best, judged, near_enough, same_words
 from gateway.cache.served import Served
 from gateway.cache.templates import varying
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
@@ -111,10 +111,13 @@ class SemanticLookup:
         if not freshness.fresh:
             return None
         began, control = self._clock.monotonic(), self._controls.of(request.route)
-        found = entry, nearest, freshness
-        chosen = self._holding(request, call.question or "", embedding, control)(found, _by_similarity(found))
+        relation = relation_of(request.scope, call.question or "", entry.fingerprint)
+        if relation in self._memory.counterexamples:
+            return None
+        threshold = control.threshold(self._rule.acceptance)
+        chosen = near_enough(entry, relation, embedding.vector, nearest.similarity, threshold)
         request.trace.since("verify", began)
-        if chosen.reason is not None or not self._served(request, [chosen], 0, control):
+        if not self._served(request, [chosen], 0, control):
             return None
         return answer_from(request, entry, freshness, Verdict.SEMANTIC, nearest.similarity)
 
