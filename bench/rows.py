@@ -26,11 +26,12 @@ REFUSING = POLICY.replace(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A gateway that rows ask. `stored`: what it is asked once before, so that it has the answers."""
+    """A gateway that rows ask. `stored`: what it is asked once before, so that it has the answers. A store that stands
+    still with the whole machine is waited for: given up, it would end the run."""
 
     embedder: str
     stored: tuple[bytes, ...]
-    more: str = ""  # lines of its configuration
+    more: str = "store: {timeout: 5s}\n"  # lines of its configuration
     policy: str = POLICY
     workers: int = 1
 
