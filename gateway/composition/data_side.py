@@ -37,5 +37,6 @@ def data_port_of(
     others = None if config.server.grpc is None else beside
     plans = Plans(table, keyring)
     lookups = Lookups(plans, front, observer, parts.telemetry, parts.clock)
-    straight = Straight(plans, observer, parts.telemetry, parts.clock, others)
-    return DataPort(config.server, parts.clock, health, front, lookups, straight, table, tls, data_of(hired))
+    straight = Straight(plans, observer, parts.telemetry, parts.clock)
+    given = data_of(hired)
+    return DataPort(config.server, parts.clock, health, front, lookups, straight, table, tls, given, others)

@@ -10,14 +10,13 @@ Measured, and why: docs/decisions/0046-lookups.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.bodies import AtHand
 from gateway.data_port.front import Front
 from gateway.data_port.heads import Head
-from gateway.data_port.plans import Plan, Plans
+from gateway.data_port.plans import MAX_NAME, MODEL, Plan, Plans
 from gateway.data_port.service import Service
 from gateway.data_port.wire import STATUS_LINES, fields_of, http_date
 from gateway.errors import BadRequest
@@ -33,9 +32,6 @@ from gateway.stages.policy import Terms, bound, terms_of
 
 MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
 MAX_STARTS = 64
-MAX_NAME = 256  # bytes of a model's name; clients choose them
-# Where a call's model most likely is: where it is not, a call is read in vain.
-MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ request it is, and that nothing in it is for the stages alone to decide."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from gateway.data_port.ways import Way
 
 MAX_PLANS = 2048  # of some kB each; likewise what they know of models, together
+MAX_NAME = 256  # bytes of a model's name; clients choose them
+# Where a call's model most likely is. Where it is not, the call is read in vain, or goes through the stages.
+MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
 MODELS = "/v1/models"  # may be put together from several backends'
 UNDECIDED = TRACING | {"connection", "content-length"}  # not in `Head.decisive`

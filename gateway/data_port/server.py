@@ -28,7 +28,7 @@ LEAVE_S = 3.0
 
 class DataPort:
     """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force. `tls` None:
-    plain HTTP. `given` listens already, and goes on to when this port is stopped."""
+    plain HTTP. `given` listens already, and goes on to when this port is stopped. `beside`: see `Service`."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class DataPort:
         table: Callable[[], object],
         tls: SSLContext | None = None,
         given: socket.socket | None = None,
+        beside: Callable[[], int] | None = None,
     ) -> None:
         self._config = config
-        self._service = Service(config, clock, health)
+        self._service = Service(config, clock, health, beside)
         self._front = front
         self._lookups = lookups
         self._straight = straight

@@ -23,13 +23,16 @@ Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class Service:
-    """`health` answers /readyz: whether it is ready, and what it looked at. `handler` is set before the first
-    request."""
+    """`health` answers /readyz: whether it is ready, and what it looked at. `beside`: requests that are being answered
+    at other ports; None: there are none. `handler` is set before the first request."""
 
     handler: Handler
 
-    def __init__(self, config: ServerConfig, clock: Clock, health: Health) -> None:
+    def __init__(
+        self, config: ServerConfig, clock: Clock, health: Health, beside: Callable[[], int] | None = None
+    ) -> None:
         self.config = config
+        self.beside = beside
         self.inflight = 0
         self.draining = False
         self.stopping = asyncio.Event()
@@ -42,7 +45,8 @@ class Service:
     @property
     def full(self) -> bool:
         """Whether one request more is shed."""
-        return self.inflight >= self.config.max_inflight
+        inflight = self.inflight if self.beside is None else self.inflight + self.beside()
+        return inflight >= self.config.max_inflight
 
     def request(
         self, method: str, path: str, query: str, headers: Mapping[str, str], source: BodySource, peer: str

@@ -17,14 +17,12 @@ Measured, and why: docs/decisions/0038-straight.md.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable
 
 import orjson
 
 from gateway.backends.lane import CHARACTERS_PER_TOKEN
 from gateway.data_port.heads import Head
-from gateway.data_port.plans import Plan, Plans
+from gateway.data_port.plans import MAX_NAME, MODEL, Plan, Plans
 from gateway.data_port.service import Service
 from gateway.data_port.underway import Client, ReturnedHeads, Underway
 from gateway.data_port.ways import Way, way_of
@@ -36,13 +34,10 @@ from gateway.ports import Clock
 from gateway.routing.latency import Asked
 
 MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
-MAX_NAME = 256  # bytes of a model's name; clients choose them
-# Where a call's model most likely is. Where it is not, the call is parsed in vain, or goes through the stages.
-MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 
 
 class Straight:
-    """`beside`: requests that are being answered at other ports. `service` is set before the first request."""
+    """`service` is set before the first request."""
 
     def __init__(
         self,
@@ -50,7 +45,6 @@ class Straight:
         observer: Observer,
         telemetry: Telemetry,
         clock: Clock,
-        beside: Callable[[], int] | None,
     ) -> None:
         self._on = not observer.traces
         self.relayed = 0  # answers that were given
@@ -59,7 +53,6 @@ class Straight:
         self._telemetry = telemetry
         self._clock = clock
         self.now = clock.monotonic
-        self._beside = beside
         self.ids = RequestIds()
         self.returned = ReturnedHeads()
 
@@ -83,7 +76,8 @@ class Straight:
             return None
         way, sent, asked = found
         service, lane, gate = self.service, way.lane, way.gate
-        inflight = service.inflight if self._beside is None else service.inflight + self._beside()
+        # As `Service.full`: a call that all of them pay.
+        inflight = service.inflight if service.beside is None else service.inflight + service.beside()
         if inflight >= self._max_inflight:
             return None
         if not lane.plain(way.tenant, received) or not gate.take():

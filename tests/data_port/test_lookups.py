@@ -313,6 +313,8 @@ async def test_beyond_what_may_be_in_flight_the_stages_shed(tmp_path: Path, upst
         upstream.hold.set()
         await first
         assert b"detail=semantic" in await said(it.served, chat(ALIKE))
+        it.served.gateway.data_port._service.beside = lambda: 1  # at another port
+        assert b" 503 " in (await said(it.served, chat(ALIKE))).partition(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(
