@@ -98,7 +98,8 @@ class Client(asyncio.Protocol):
         self.said += data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.over.set_result(None)
+        if not self.over.done():  # nobody waits any more
+            self.over.set_result(None)
 
 
 async def connected(it: One) -> tuple[asyncio.Transport, Client]:
