@@ -70,7 +70,7 @@ ANSWER = json.dumps(
     }
 ).encode()
 # Of limits, by a clock that goes on, and ids that are made for each answer.
-OWN = re.compile(rb"(r=\d+;t=\d+|reset-requests: [0-9.ms]+|chatcmpl-[0-9a-f]{24})")
+OWN = re.compile(rb"(r=\d+;t=\d+|re(?:set|maining)-requests: [0-9.ms]+|chatcmpl-[0-9a-f]{24})")
 ASKED = "how do I return a parcel that never came"
 
 
