@@ -4,7 +4,9 @@ upstream endpoint, because what a test says must be known."""
 from hypothesis import settings
 
 pytest_plugins = [
+    "pytester",
     "tests.fixtures.parallel",
+    "tests.fixtures.stolen",
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",
     "tests.fixtures.real_servers",
