@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from gateway.app import Gateway, running
-from gateway.commands.serve import following
+from gateway.commands.serve import following, settled
 from gateway.commands.signals import until_signalled
 from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
@@ -75,11 +75,12 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
     try:
         policy = staged_folder(config.policies, config)
         async with running(config, policy, environ, policies=config.policies) as gateway, following(gateway):
-            played = await play(gateway)
-            say(orjson.dumps({"played": [asdict(row) for row in played]}).decode() if as_json else table(played))
-            if not as_json:
-                say(farewell(gateway))
-            await until_signalled()
+            with settled(gateway):
+                played = await play(gateway)
+                say(orjson.dumps({"played": [asdict(row) for row in played]}).decode() if as_json else table(played))
+                if not as_json:
+                    say(farewell(gateway))
+                await until_signalled()
     finally:
         await triton.stop()
 
