@@ -179,7 +179,18 @@ class Pool:
         now = self._clock.monotonic()
         lane.breaker.allow(now)  # where it is half-open, this is its probe
         patience_s = None if self.lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
-        return lane.call(request, patience_s)
+        return lane.call(request, None) if patience_s is None else self._patiently(lane, request, patience_s)
+
+    async def _patiently(self, lane: Lane, request: Request, patience_s: float) -> Response:
+        """A retry is set aside for it meanwhile: many who are given up at once would else exceed the budget."""
+        self.budget.held += 1
+        try:
+            return await lane.call(request, patience_s)
+        except GivenUp:
+            self.budget.spend(self._clock.monotonic())
+            raise
+        finally:
+            self.budget.held -= 1
 
     async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
         try:
@@ -270,14 +281,16 @@ class Pool:
         if retries + 1 >= self._rules.attempts:
             return None
         now, until = self._clock.monotonic(), request.due
-        pause_s = 0.0 if isinstance(outcome, GivenUp) else backoff_s(retries, self._draw())
+        given_up = isinstance(outcome, GivenUp)  # for this: the retry is spent already
+        pause_s = 0.0 if given_up else backoff_s(retries, self._draw())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
             return None
-        if not self.budget.left(now) and not isinstance(outcome, GivenUp):  # who was given up, was so for this
+        if not given_up and not self.budget.left(now):
             self._telemetry.retries.add(self.name, "budget")
             return None
-        self.budget.spend(now)
+        if not given_up:
+            self.budget.spend(now)
         return pause_s
 
     def _patience_s(self, request: Request, tried: Collection[Lane], retries: int, now: float) -> float | None:

@@ -36,12 +36,14 @@ def after_failure(status: int, *, retryable: bool) -> Again:
 
 class RetryBudget:
     """At most `share` of the calls of the last `WINDOW_S` are retries, or `MINIMUM` where that is more. A share of 0
-    allows none. One for each backend: what fails there fails for all routes."""
+    allows none. One for each backend: what fails there fails for all routes. `held`: retries that are set aside for
+    calls that are on their way, as long as they are."""
 
-    __slots__ = ("_asked", "_retried", "_share")
+    __slots__ = ("_asked", "_retried", "_share", "held")
 
     def __init__(self, share: float) -> None:
         self._share = share
+        self.held = 0
         self._asked: deque[tuple[float, int]] = deque()  # the second, and the calls in it
         self._retried: deque[tuple[float, int]] = deque()
 
@@ -56,7 +58,7 @@ class RetryBudget:
     def left(self, now: float) -> bool:
         """Whether a retry may be made now."""
         allowed = max(MINIMUM, self._share * _recent(self._asked, now)) if self._share > 0 else 0
-        return _recent(self._retried, now) + 1 <= allowed
+        return _recent(self._retried, now) + self.held + 1 <= allowed
 
     def spend(self, now: float) -> None:
         """A retry is made."""

@@ -52,6 +52,14 @@ def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
     assert retries <= max(MINIMUM, 0.2 * calls)
 
 
+def test_what_is_set_aside_is_not_there_for_others() -> None:
+    budget = RetryBudget(0.2)
+    budget.held = MINIMUM - 1
+    assert budget.left(0.0)
+    budget.held = MINIMUM
+    assert not budget.left(0.0)
+
+
 def test_a_share_of_nothing_allows_none() -> None:
     budget = RetryBudget(0.0)
     for _ in range(100):
