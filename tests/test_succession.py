@@ -389,9 +389,9 @@ async def test_vectors_of_two_models_are_never_compared(
     add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift
     at_hand = FaissIndex.at_hand
 
-    def searched_at_once(self: FaissIndex, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+    def searched_at_once(self: FaissIndex, scope: str, vector: Vector) -> list[Neighbour] | None:
         met[self].add(made[vector.tobytes()])
-        return at_hand(self, scope, vector, k)
+        return at_hand(self, scope, vector)
 
     async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
         met[self].add(made[vector.tobytes()])

@@ -82,6 +82,15 @@ class Contents:
             for s, i in zip(similarities.tolist(), ids.tolist(), strict=True)
         ]
 
+    def nearest(self, partition: Partition, vector: Vector) -> list[Neighbour]:
+        """As a search for one, with less around it."""
+        found = partition.nearest(vector)
+        if found is None:
+            return []
+        similarity, identifier = found
+        clipped = 1.0 if similarity > 1.0 else similarity if similarity > 0.0 else 0.0
+        return [Neighbour(self.names[identifier], clipped)]
+
     def replace(self, scope: str, partition: Partition) -> None:
         """Another form of the same entries."""
         self.partition_bytes += partition.bytes - self.partitions[scope].bytes

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.adapters.faiss_partition import Ids, Matrix, Part
+from gateway.adapters.faiss_partition import Ids, Matrix, Part, nearest_of
 from gateway.messages import Vector
 
 # Of 384 dimensions: searched, and copied to grow, in 36 us. The way to the owner's thread and back takes 21 of CPU, and
@@ -79,12 +79,19 @@ class FlatPartition:
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
         if self._count <= FEW:
             near: Vector = np.vecdot(self._vectors[: self._count], vector)
-            order = near.argmax(axis=0, keepdims=True) if k == 1 else (-near).argsort()[:k]
+            order = (-near).argsort()[:k]
             return near[order], self._ids[order]
         similarities, rows = faiss.knn(
             vector[np.newaxis], self._vectors[: self._count], min(k, self._count), metric=faiss.METRIC_INNER_PRODUCT
         )
         return similarities[0], self._ids[rows[0]]
+
+    def nearest(self, vector: Vector) -> tuple[float, int] | None:
+        if self._count > FEW:
+            return nearest_of(self, vector)
+        near = np.vecdot(self._vectors[: self._count], vector)
+        row = int(near.argmax())
+        return near.item(row), self._ids.item(row)
 
     def part(self, step: int) -> Part:
         return Part(self._ids[: self._count].copy(), self._vectors[: self._count].copy())

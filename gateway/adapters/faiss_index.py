@@ -116,15 +116,19 @@ class FaissIndex:
             return self._here(self._contents.search, scope, vector, k)
         return await self._there(lambda: self._contents.search(scope, vector, k))
 
-    def at_hand(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
-        if scope not in self._contents.partitions:
+    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
+        contents = self._contents
+        partition = contents.partitions.get(scope)
+        if partition is None:
             return []
-        if not self._brief(scope) or not self._owner.enter():
+        if not partition.brief or not self._owner.enter():
             return None
         try:
-            return self._here(self._contents.search, scope, vector, k)
-        except IndexUnavailable:  # `search` says so
+            return contents.nearest(partition, vector)
+        except FAILURES:  # `search` says so
             return None
+        finally:
+            self._owner.leave()
 
     async def near(self, vector: Vector, similarity: float) -> list[str]:
         self._check(vector)

@@ -29,6 +29,7 @@ class Owner:
             1, thread_name_prefix="nearhit-index", initializer=faiss.omp_set_num_threads, initargs=(1,)
         )
         self._turn = threading.Lock()
+        self.leave = self._turn.release  # after `enter`
         self._ahead: deque[None] = deque()  # one for each operation that the thread has not ended
         self._tuned = False  # whether the event loop's thread does without FAISS' own threads, too
         self._closed = False
@@ -41,9 +42,6 @@ class Owner:
             faiss.omp_set_num_threads(1)
             self._tuned = True
         return True
-
-    def leave(self) -> None:
-        self._turn.release()
 
     async def run(self, operation: Callable[[], T]) -> T:
         """From the event loop."""

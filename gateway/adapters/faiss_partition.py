@@ -63,6 +63,9 @@ class Partition(Protocol):
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
         """Inner products and ids, (at most k,) each, most similar first."""
 
+    def nearest(self, vector: Vector) -> tuple[float, int] | None:
+        """Inner product and id of the most similar one, if there is any."""
+
     def part(self, step: int) -> Part: ...
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
@@ -148,6 +151,9 @@ class IvfPartition:
             return found
         return search_lists(self._index, vector, k)
 
+    def nearest(self, vector: Vector) -> tuple[float, int] | None:
+        return nearest_of(self, vector)
+
     def part(self, step: int) -> Part:
         """One list."""
         lists = self._index.invlists
@@ -188,6 +194,12 @@ class IvfPartition:
         except RuntimeError:  # it is not in the direct map
             return None
         return vector
+
+
+def nearest_of(partition: Partition, vector: Vector) -> tuple[float, int] | None:
+    """What its search finds first."""
+    similarities, ids = partition.search(vector, 1)
+    return (similarities.item(0), ids.item(0)) if len(ids) else None
 
 
 def empty_lists(centroids: Matrix, probes: int) -> Any:

@@ -27,10 +27,10 @@ class HashEncoder:
         self.fingerprint = f"hash/{dimension}/v2"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        return [self._encode(text) for text in texts]
+        return [self.encode_one(text) for text in texts]
 
-    def _encode(self, text: str) -> Embedding:
-        words = _words(text[:MAX_CHARACTERS])
+    def encode_one(self, text: str) -> Embedding:
+        words = _words(text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS])
         read = words[:MAX_WORDS]
         truncated = len(words) > MAX_WORDS or len(text) > MAX_CHARACTERS
         return Embedding(self._vector(read or [_utf8(text.strip())]), len(read), truncated)
@@ -38,16 +38,17 @@ class HashEncoder:
     def _vector(self, words: Sequence[bytes]) -> Vector:
         """float32 (dimension,), unit length."""
         hashes = [*map(crc32, words)]
-        pairs = map(crc32, words, hashes[1:])  # the later word first: "cup cake" is no "cupcake"
+        hashes += map(crc32, words, hashes[1:])  # of pairs, the later word first: "cup cake" is no "cupcake"
         dimension = self.dimension
         # Half of the features count against: so collisions do not add up.
-        places = np.frombuffer(array("q", [*hashes, *pairs]), np.int64) % (2 * dimension)
+        places = np.frombuffer(array("Q", hashes), np.int64) % (2 * dimension)
         counts = np.bincount(places, minlength=2 * dimension)
         vector = (counts[:dimension] - counts[dimension:]).astype(np.float32)
         norm = math.sqrt(vector.dot(vector))
         if norm == 0.0:  # every feature met its opposite
             vector[0] = norm = 1.0
-        return vector / np.float32(norm)
+        vector /= norm
+        return vector
 
 
 def _words(text: str) -> list[bytes]:

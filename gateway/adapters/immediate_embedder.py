@@ -6,15 +6,15 @@ import logging
 
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
-from gateway.ports import TextEncoder
+from gateway.ports import ImmediateEncoder
 
 LOG = logging.getLogger(__name__)
 
 
 class ImmediateEmbedder:
-    """Implements `Embedder` over a `TextEncoder` that takes microseconds."""
+    """Implements `Embedder`."""
 
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: ImmediateEncoder) -> None:
         self.fingerprint = encoder.fingerprint
         self.dimension = encoder.dimension
         self._encoder = encoder
@@ -25,15 +25,14 @@ class ImmediateEmbedder:
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
         try:
-            (embedding,) = self._encoder.encode((text,))
+            return self._encoder.encode_one(text)
         except Exception as error:
             LOG.error("the encoder failed on a text: %s", type(error).__name__)  # a message may quote the prompt
             raise EmbedderUnavailable("the encoder failed on this text") from None
-        return embedding
 
     def at_hand(self, text: str) -> Embedding | None:
         try:
-            return None if self._closed else self._encoder.encode((text,))[0]
+            return None if self._closed else self._encoder.encode_one(text)
         except Exception:  # `embed` says what is wrong
             return None
 

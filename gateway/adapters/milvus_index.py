@@ -98,7 +98,7 @@ class MilvusIndex:
     def count(self, scope: str) -> int:
         return self._counts.get(scope, (0, 0.0))[0]
 
-    def at_hand(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
         return None  # it is asked over a network
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:

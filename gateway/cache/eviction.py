@@ -35,6 +35,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
+        self.holds = self._places.__contains__  # as `in`, without a frame: every lookup asks
         # A value only rises: the one in here may be an older, lower one, which is looked up when its turn comes.
         self._queue: list[tuple[float, str]] = []
         self._floor = 0.0
@@ -67,7 +68,9 @@ class Ledger:
         place = self._places.get(fingerprint)
         if place is not None:
             place.uses += 1
-            place.value = max(place.value, self._value(place))
+            value = self._floor + place.uses * place.worth / place.size  # as `_value`: every hit comes by here
+            if value > place.value:
+                place.value = value
 
     def seen(self, fingerprint: str, cycle: int) -> bool:
         """Notes that the store has it. Whether it is known."""

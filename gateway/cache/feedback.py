@@ -45,6 +45,10 @@ class Counterexamples:
     def __contains__(self, relation: Relation) -> bool:
         return relation.key() in self._keys
 
+    def refute(self, scope: str, question: str, fingerprint: str) -> bool:
+        """Whether the relation of these was wrong. As a rule none was, and the question need not be hashed."""
+        return bool(self._keys) and relation_of(scope, question, fingerprint).key() in self._keys
+
     def add(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._keys[key] = None

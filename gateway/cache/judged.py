@@ -77,9 +77,9 @@ def judged(
 
 def near_enough(entry: Entry, relation: Relation, vector: Vector, similarity: float, threshold: float) -> Judged:
     """What `judged` makes of an entry whose similarity reaches a plain threshold."""
-    return Judged(
-        similarity, Opinion(similarity, similarity), similarity, threshold, similarity, None, entry, relation, vector
-    )
+    opinion = Opinion(similarity, similarity)
+    each = held_plainly(similarity, opinion, threshold)
+    return Judged(similarity, opinion, each.score, threshold, each.probability, each.reason, entry, relation, vector)
 
 
 def held(
@@ -96,8 +96,7 @@ def held(
     candidates."""
     threshold = control.threshold(acceptance, entries)
     if acceptance.min_similarity is not None:
-        refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
-        return Held(similarity, opinion, similarity, threshold, opinion.probability, refused)
+        return held_plainly(similarity, opinion, threshold)
     if opinion is VERBATIM:
         return Held(similarity, opinion, 1.0, threshold, 1.0, None)
     score = opinion.score + shift
@@ -106,6 +105,12 @@ def held(
         reason = opinion.doubt or Refusal.SIMILARITY
     probability = 0.0 if opinion.veto else control.probability(score)
     return Held(similarity, opinion, score, threshold, probability, reason)
+
+
+def held_plainly(similarity: float, opinion: Opinion, threshold: float) -> Held:
+    """Against a plain threshold."""
+    refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
+    return Held(similarity, opinion, similarity, threshold, opinion.probability, refused)
 
 
 def best(judgements: Sequence[Held]) -> int:

@@ -7,8 +7,8 @@ Each part is length-prefixed: no concatenation of two requests reads like anothe
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
+from hashlib import sha256
 
 from gateway.messages import Call
 
@@ -27,15 +27,27 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
 
 def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
     """-> (scope, fingerprint)"""
-    frame = _frame(owner, route, call.dialect.name, call.operation)
-    return _digest(b"scope", frame, call.context), _digest(b"exact", frame, call.canonical)
+    return frame_of(owner, route, call.dialect.name, call.operation).keys_of(call)
+
+
+class Frame:
+    """What the keys of calls of one owner, on one route, in one dialect, for one operation have in common."""
+
+    __slots__ = ("_exact", "_scope")
+
+    def __init__(self, *texts: str) -> None:
+        frame = b"".join([len(part).to_bytes(8, "big") + part for part in map(str.encode, texts)])
+        self._scope, self._exact = b"nearhit/1/scope" + frame, b"nearhit/1/exact" + frame
+
+    def keys_of(self, call: Call) -> tuple[str, str]:
+        """-> (scope, fingerprint)"""
+        context, canonical = call.context, call.canonical
+        return (
+            sha256(b"%b%b%b" % (self._scope, len(context).to_bytes(8, "big"), context)).hexdigest(),
+            sha256(b"%b%b%b" % (self._exact, len(canonical).to_bytes(8, "big"), canonical)).hexdigest(),
+        )
 
 
 @lru_cache(maxsize=1024)
-def _frame(*texts: str) -> bytes:
-    """What both keys have in common: owner, route, dialect and operation."""
-    return b"".join([len(part).to_bytes(8, "big") + part for part in map(str.encode, texts)])
-
-
-def _digest(kind: bytes, frame: bytes, content: bytes) -> str:
-    return hashlib.sha256(b"".join((b"nearhit/1/", kind, frame, len(content).to_bytes(8, "big"), content))).hexdigest()
+def frame_of(owner: str, route: str, dialect: str, operation: str) -> Frame:
+    return Frame(owner, route, dialect, operation)

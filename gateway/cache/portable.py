@@ -82,7 +82,7 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
         context=b"",
         question=entry.question,
         no_question=None,
-        prompt="",
+        said="",
         max_tokens=None,
         user=None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime
 from gateway.policy.model import Route, Semantic
 from gateway.stages.beforehand import Beforehand
@@ -12,7 +13,8 @@ from gateway.stages.coalesce import Coalesce
 from gateway.stages.embed import Embed
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.from_memory import FromMemory
-from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.stages.semantic_lookup import SemanticLookup, floor_of
+from gateway.stages.similar import Similar
 
 if TYPE_CHECKING:
     from gateway.composition.chains import Parts
@@ -33,12 +35,15 @@ class Looks:
 def looks_of(route: Route, parts: Parts) -> Looks:
     clock, telemetry = parts.clock, parts.telemetry
     exact = ExactLookup(parts.store, parts.evictions.lacks, clock, telemetry, exact_lifetime(route), parts.background)
-    embed = Embed(parts.space.embedder, clock)
-    similar = None if route.semantic is None else _similar(route, route.semantic, parts)
-    from_memory = FromMemory(exact, None if similar is None else embed, similar)
-    coalesce = Coalesce(from_memory, parts.flights, parts.unstorable, telemetry)
-    beforehand = Beforehand(exact, from_memory, coalesce.alone) if _unwatched(route) else None
-    return Looks(exact, embed, similar, coalesce, beforehand)
+    similar = at_once = None
+    if route.semantic is not None:
+        # Nothing stale by similarity: one doubt at a time.
+        lifetime = Lifetime(route.semantic.ttl_s, route.jitter)
+        similar = _similar(route.semantic, lifetime, parts)
+        at_once = _at_once(route.name, route.semantic, lifetime, parts)
+    coalesce = Coalesce(FromMemory(exact, at_once, clock), parts.flights, parts.unstorable, telemetry)
+    beforehand = Beforehand(exact, at_once, coalesce.alone, clock) if _unwatched(route) else None
+    return Looks(exact, Embed(parts.space.embedder), similar, coalesce, beforehand)
 
 
 def _unwatched(route: Route) -> bool:
@@ -50,7 +55,7 @@ def _unwatched(route: Route) -> bool:
     return caching and route.record is None and not (audited or counted or replayed)
 
 
-def _similar(route: Route, rule: Semantic, parts: Parts) -> SemanticLookup:
+def _similar(rule: Semantic, lifetime: Lifetime, parts: Parts) -> SemanticLookup:
     space = parts.space
     return SemanticLookup(
         space.index,
@@ -61,6 +66,23 @@ def _similar(route: Route, rule: Semantic, parts: Parts) -> SemanticLookup:
         parts.clock,
         parts.telemetry,
         rule,
-        route.jitter,
+        lifetime,
         parts.memory,
+    )
+
+
+def _at_once(route: str, rule: Semantic, lifetime: Lifetime, parts: Parts) -> Similar:
+    space = parts.space
+    return Similar(
+        route,
+        space.embedder,
+        space.index,
+        parts.store,
+        space.controls,
+        parts.memory,
+        parts.clock,
+        parts.telemetry,
+        rule,
+        lifetime,
+        floor_of(rule, space.verifier),
     )

@@ -98,7 +98,7 @@ def build_embedder(
 ) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
     """As `build_encoder`."""
     encoder = build_encoder(config, data_dir)
-    if config.adapter == "hash":
+    if isinstance(encoder, HashEncoder):
         return encoder, ImmediateEmbedder(encoder)
     at_once = TOGETHER if config.adapter == "onnx" else None
     return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)

@@ -49,6 +49,7 @@ class Connections(web.Server):
         self.front = front
         self.lookups = lookups
         self.straight = straight
+        self.plans = straight.plans
         self.table = table
         self.heads = Heads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout

@@ -20,15 +20,17 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from aiohttp.helpers import rfc822_formatted_time
+
 from gateway.access.permits import Permit
 from gateway.cache.freshness import SKEW_S
 from gateway.cache.records import frame_of
 from gateway.data_port.heads import Head
-from gateway.data_port.wire import STATUS_LINES, fields_of, http_date
+from gateway.data_port.hit_heads import exact_form, hidden_form
+from gateway.data_port.wire import Headers
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Request, Response, Verdict
 from gateway.messages.values import value
-from gateway.observing.decimals import tenths_of_millis
 from gateway.observing.observer import Observer
 from gateway.observing.repeated import Repeated, repeated_of
 from gateway.observing.request_ids import RequestIds
@@ -54,9 +56,7 @@ class _Known:
     told: Repeated
     created: float  # of the entry: wall clock
     ttl_s: float  # its own, under the policy
-    before_id: bytes  # of the head
-    before_timing: bytes
-    before_date: bytes
+    form: bytes  # of the head (`hit_heads`)
     length: int
     body: bytes | None  # None: it is the entry's own, which does not lie in memory
     asked: tuple[bytes, int]  # `Head.decisive`, and how long the request's body is
@@ -105,16 +105,8 @@ class _Known:
     def answer(self, request_id: str, age_s: float, left_s: float, seconds: float, date: bytes, body: bytes) -> bytes:
         """What `answer_headers` and `head_of` make of it. A request's id has no line break."""
         if not self.told.expose_headers:
-            return b"%bx-request-id: %b\r\nServer: nearhit\r\n%b%b\r\n\r\n%b" % (
-                self.before_id, request_id.encode(), self.before_date, date, body,
-            )  # fmt: skip
-        return (
-            b"%bx-request-id: %b\r\nServer: nearhit\r\nCache-Status: nearhit; hit; detail=exact; ttl=%d\r\n"
-            b"Age: %d\r\n%bServer-Timing: exact;dur=%b\r\n%b%b\r\n\r\n%b"
-        ) % (
-            self.before_id, request_id.encode(), left_s, age_s, self.before_timing,
-            tenths_of_millis(seconds).encode(), self.before_date, date, body,
-        )  # fmt: skip
+            return self.form % (request_id.encode(), self.length, date, body)
+        return self.form % (request_id.encode(), left_s, age_s, 1e3 * seconds, self.length, date, body)
 
 
 class Recall(NamedTuple):
@@ -231,7 +223,8 @@ class Front:
         request_id = self._ids.of(head.headers)
         seconds = self._clock.monotonic() - received
         self._observer.hit(told, request_id, head.headers, received, seconds, wall)
-        return known.answer(request_id, max(0.0, age_s), left_s, seconds, http_date(), body)
+        date = rfc822_formatted_time().encode()
+        return known.answer(request_id, age_s if age_s > 0 else 0.0, left_s, seconds, date, body)
 
     def learn(
         self, head: Head, body: bytes, table: object, request: Request, response: Response, answer: bytes
@@ -244,18 +237,24 @@ class Front:
         if response.provenance.verdict is not Verdict.EXACT or request.headers.get("cache-control") is not None:
             return
         entry, lifetime = served
+        told = repeated_of(
+            trace.dialect, entry, lifetime, route=trace.route, tenant=trace.tenant, path=request.path,
+            permit=trace.permit, expose_headers=trace.expose_headers, facts=trace.facts,
+        )  # fmt: skip
+        self.remember(head, body, table, told, response.headers, answer)
+
+    def remember(self, head: Head, body: bytes, table: object, told: Repeated, headers: Headers, answer: bytes) -> None:
+        """Remembers a request that has just ended in the exact hit `told`, answered with `headers` and `answer`."""
+        entry = told.entry
         if answer is not entry.payload[0] and len(answer) > MAX_FORMED:
             return
         key = sha256(head.decisive + body).digest()
-        route = f"x-nearhit-route: {trace.route}\r\n" if trace.route else ""
         known = _Known(
             table,
-            repeated_of(trace, trace.dialect, entry, lifetime, request.path),
+            told,
             entry.created,
-            lifetime.ttl_of(entry),
-            STATUS_LINES[200] + fields_of(response.headers),
-            route.encode(),
-            b"Content-Length: %d\r\nDate: " % len(answer),
+            told.lifetime.ttl_of(entry),
+            exact_form(headers, told.route[0]) if told.expose_headers else hidden_form(headers),
             len(answer),
             answer,
             (head.decisive, len(body)),

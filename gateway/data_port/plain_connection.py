@@ -208,20 +208,20 @@ class PlainConnection(asyncio.Protocol):
     # Answers
 
     def _recall(self, head: Head, body: bytes, what: Recall | None) -> None:
-        """Asks the store for an answer that is known, or the backend, or else the stages."""
-        server = self._server
+        """Asks the store for an answer that is known, or the backend, or what lies in memory, or else the stages."""
+        server, left = self._server, None
         asked: asyncio.Future[Any] | Underway | None = None
         if what is not None and not server.service.full:
             asked = server.front.recall(what, partial(self._recalled, head, body))
-        elif not self._last:
-            asked = server.straight.begin(head, body, self)
-        if asked is None:
-            found = server.lookups.find(head, body, self._out.peer) if self._goes_on else None
-            if isinstance(found, bytes):
-                self._answered(found)
-                return
-            asked = self._loop.create_task(self._answer(head, body, found))
-        self._task = asked
+        elif not self._last and (plan := server.plans.of(head)) is not None:
+            asked = server.straight.begin(plan, head, body, self)
+            if asked is None and not server.leaving:
+                found = server.lookups.find(plan, head, body, self._out.peer)
+                if isinstance(found, bytes):
+                    self._answered(found)
+                    return
+                left = found
+        self._task = self._loop.create_task(self._answer(head, body, left)) if asked is None else asked
 
     def _answered(self, answer: bytes) -> None:
         """What was found at once: what has come behind it waits for its turn, as this may stand within its reading."""
@@ -249,7 +249,7 @@ class PlainConnection(asyncio.Protocol):
         self._task = None
         self._transport.write(answer)
         self._deadline = self._loop.time() + self._server.idle_timeout_s
-        if self._out.writable:
+        if self._ahead and self._out.writable:
             self._go_on()
 
     def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:

@@ -48,7 +48,7 @@ class Straight:
     ) -> None:
         self._on = not observer.traces
         self.relayed = 0  # answers that were given
-        self._plans = plans
+        self.plans = plans
         self.observer = observer
         self._telemetry = telemetry
         self._clock = clock
@@ -63,13 +63,12 @@ class Straight:
         self._max_inflight = service.config.max_inflight
         self.loop_time = asyncio.get_running_loop().time
 
-    def begin(self, head: Head, body: bytes, to: Client) -> Underway | None:
+    def begin(self, plan: Plan, head: Head, body: bytes, to: Client) -> Underway | None:
         """Sends it, if it goes straight; what comes of that is told to `to`. None: the stages are to be asked."""
+        received, plans = self.now(), self.plans
         if head.length > MAX_BODY or not self._on:
             return None
-        received, plans = self.now(), self._plans
-        plan = plans.of(head)
-        if plan is None or not (plans.passing if plan.dialect is None else plans.calls):
+        if not (plans.passing if plan.dialect is None else plans.calls):
             return None
         found = self._read(head, plan, plan.dialect, body)
         if found is None:
@@ -113,5 +112,5 @@ class Straight:
         if len(name) > MAX_NAME:
             return None
         way = plan.ways[name] = way_of(head, plan, model, self._telemetry, self._clock)
-        self._plans.noted()
+        self.plans.noted()
         return way

@@ -106,9 +106,5 @@ def fields_of(headers: Headers) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def http_date() -> bytes:
-    return rfc822_formatted_time().encode()
-
-
 def _without_length(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name.lower() != "content-length"]

@@ -57,7 +57,7 @@ class Anthropic(Conversational):
             context=orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
             question=question,
             no_question=no_question,
-            prompt=_prompt(given),
+            said=_prompt(given),
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
         )

@@ -21,8 +21,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return read_object(body)[0]
 
 
-def read_object(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """As `parse_object` -> (the object, the same as `orjson.dumps` writes it)."""
+def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any], bytes]:
+    """As `parse_object` -> (the object, the same as `orjson.dumps` writes it; `canonical`: with its keys sorted)."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -31,7 +31,7 @@ def read_object(body: bytes) -> tuple[dict[str, Any], bytes]:
         raise BadRequest(f"the body is not a JSON object but {_name(value)}")
     try:
         # orjson writes 254 levels but reads 1024; what wraps the body later on needs some of them.
-        written = orjson.dumps([[value]])
+        written = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deeply") from None
     if body.count(b":") != written.count(b":"):  # a quarter of the time of `":`, and keys may have a space behind them

@@ -71,7 +71,7 @@ class KServe(Unstreamed):
             context=context,
             question=text,
             no_question=Bypass.NO_TEXT if text is None else None,
-            prompt=text or " ".join(_texts(inference)),
+            said=text or " ".join(_texts(inference)),
             max_tokens=_max_tokens(inference),
             user=None,
             uncached=uncached,
@@ -96,7 +96,7 @@ class KServe(Unstreamed):
             context=written([model, version, {**said, TEXT_INPUT: None}], canonical=True),
             question=asked,
             no_question=None if asked else Bypass.NO_TEXT,
-            prompt=asked or "",
+            said=asked or "",
             max_tokens=limit if type(limit) is int and limit > 0 else None,
             user=None,
         )

@@ -6,7 +6,7 @@ reaches the client and takes part in the fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import check_count, check_temperature, parse_object, read_object, wrong
+from gateway.dialects.json_body import check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
@@ -30,6 +30,7 @@ OPERATIONS = {
 
 # Fields that do not decide the answer: its framing, who asks (that is the scope's matter), and bookkeeping.
 NOT_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
+NOT_ALWAYS_DECISIVE = NOT_DECISIVE | {"store"}
 
 
 class OpenAI(Conversational):
@@ -39,7 +40,8 @@ class OpenAI(Conversational):
         return method == "POST" and path in OPERATIONS
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        return _call(self, OPERATIONS[path], parse_object(body))
+        value, written = read_object(body, canonical=True)
+        return _call(self, OPERATIONS[path], value, written)
 
     def relayed(self, path: str, body: bytes) -> Relayed | None:
         """A call as it is sent on, where nobody needs to know more of it than that: what `parse` and `outgoing` make of
@@ -120,30 +122,36 @@ def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
     return orjson.dumps({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
 
 
-def _call(dialect: OpenAI, operation: str, body: dict[str, Any]) -> Call:
+def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
+    """`written`: canonical JSON of `body`, where that is at hand."""
     _check(body, operation)
-    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
     stored = operation == "chat.completions" and body.get("store") is True
-    if not stored:  # the protocol's default; what is kept upstream has an id that means something there
-        decisive.pop("store", None)
-    canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
+    if written is not None and NOT_ALWAYS_DECISIVE.isdisjoint(body):
+        decisive, canonical = body, written
+    else:
+        decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+        if not stored:  # the protocol's default; what is kept upstream has an id that means something there
+            decisive.pop("store", None)
+        canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     question, context, no_question = _question(operation, decisive)
-    return Call(
-        dialect=dialect,
-        operation=operation,
-        body=body,
-        model=body["model"],
-        stream=body.get("stream") is True,
-        canonical=canonical,
-        context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
-        question=question,
-        no_question=no_question,
-        prompt=_prompt(operation, body),
-        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
-        user=body.get("user"),
-        stored=stored,
-        questions=_inputs(body) if operation == "embeddings" else (),
-        batch=Inputs(partial(_call, dialect, operation)) if operation == "embeddings" and _several(body) else None,
+    embeddings = operation == "embeddings"
+    return Call(  # by position: named ones go through a dictionary first, and every request comes by here
+        dialect,
+        operation,
+        body,
+        body["model"],
+        body.get("stream") is True,
+        canonical,
+        orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
+        question,
+        no_question,
+        PROMPTS[operation],
+        body.get("max_completion_tokens") or body.get("max_tokens"),
+        body.get("user"),
+        _inputs(body) if embeddings else (),
+        None,
+        stored,
+        Inputs(partial(_call, dialect, operation)) if embeddings and _several(body) else None,
     )
 
 
@@ -225,29 +233,36 @@ def _text_and_rest(content: Any) -> tuple[str, Any]:
     return divided(content, lambda part: part.get("type") == "text")
 
 
-def _prompt(operation: str, body: Mapping[str, Any]) -> str:
-    if operation == "chat.completions":
-        turns: list[tuple[str, str]] = []
-        for turn in body["messages"]:
-            content = turn.get("content")
-            turns.append((turn["role"], content if isinstance(content, str) else _text_and_rest(content)[0]))
-        return transcript(turns)
-    if operation == "completions":
-        prompt = body["prompt"]
-        return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
-    return ""
+def _chat_prompt(body: Mapping[str, Any]) -> str:
+    turns: list[tuple[str, str]] = []
+    for turn in body["messages"]:
+        content = turn.get("content")
+        turns.append((turn["role"], content if isinstance(content, str) else _text_and_rest(content)[0]))
+    return transcript(turns)
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> str:
+    prompt = body["prompt"]
+    return prompt if isinstance(prompt, str) else "\n".join(p for p in prompt if isinstance(p, str))
+
+
+PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "chat.completions": _chat_prompt,
+    "completions": _completion_prompt,
+    "embeddings": lambda _: "",
+}
 
 
 def _prompt_length(operation: str, body: Mapping[str, Any]) -> int:
-    """Of `_prompt`, in characters, without writing it."""
+    """Of `Call.prompt`, in characters, without writing it."""
     if operation != "chat.completions":
-        return len(_prompt(operation, body))
+        return len(PROMPTS[operation](body))
     messages = body["messages"]
     length, turns = -2, 0
     for message in messages:
         content = message.get("content")
         if content.__class__ is not str:
-            return len(_prompt(operation, body))
+            return len(PROMPTS[operation](body))
         if content:
             length += len(message["role"]) + len(content) + 4  # `: `, and a blank line between two
             turns += 1

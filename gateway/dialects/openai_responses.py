@@ -52,7 +52,7 @@ class OpenAIResponses(Conversational):
             context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
             question=question,
             no_question=no_question,
-            prompt=_prompt(given),
+            said=_prompt(given),
             max_tokens=given.get("max_output_tokens"),
             user=given.get("user"),
             uncached=bypass,

@@ -45,7 +45,7 @@ class TFServing(Unstreamed):
             context=canonical,
             question=None,
             no_question=Bypass.NO_TEXT,
-            prompt=" ".join(_texts(value[given[0]])),
+            said=" ".join(_texts(value[given[0]])),
             max_tokens=None,
             user=None,
         )

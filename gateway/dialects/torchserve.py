@@ -62,7 +62,7 @@ class TorchServe(Unstreamed):
             context=canonical,
             question=None,
             no_question=Bypass.NO_TEXT,
-            prompt=_text(body) if kind in ("text/plain", "application/json", "") else "",
+            said=_text(body) if kind in ("text/plain", "application/json", "") else "",
             max_tokens=None,
             user=None,
         )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from gateway.messages.answers import Body, ByteStream, Closing, Event, EventStream, Frame, Response, Tunnel, Whole
 from gateway.messages.entries import Embedding, Entry, Neighbour, Placed, Vector
 from gateway.messages.provenance import Admission, Bypass, Choice, Provenance, Refusal, Usage, Verdict
-from gateway.messages.requests import Begun, CacheDirectives, Call, Request
+from gateway.messages.requests import Asked, Begun, CacheDirectives, Call, Request
 
 __all__ = [
     "Admission",
+    "Asked",
     "Begun",
     "Body",
     "Bypass",

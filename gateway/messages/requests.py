@@ -36,7 +36,7 @@ class Call:
     context: bytes  # canonical JSON of everything but the question: what the scope is made of
     question: str | None  # the text matched by similarity; None: no semantic lookup
     no_question: Bypass | None  # why there is none
-    prompt: str  # the text that complexity is judged on, and what text-only backends are sent
+    said: str | Callable[[Mapping[str, Any]], str]  # the prompt, or what reads it from the body
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
@@ -47,6 +47,11 @@ class Call:
     # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
     # whole body or one event's data; None where the protocol repeats nothing.
     own: Callable[[bytes], bytes] | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The text that complexity is judged on, and what text-only backends are sent: few calls are asked for it."""
+        return self.said if isinstance(self.said, str) else self.said(self.body)
 
     @property
     def stateful(self) -> bool:
@@ -63,6 +68,18 @@ class CacheDirectives:
     only_if_cached: bool = False
     max_age_s: float | None = None
     min_fresh_s: float = 0.0
+
+
+@value(frozen=True, slots=True)
+class Asked:
+    """What lookups go by of a request."""
+
+    id: str
+    tenant: str
+    call: Call
+    directives: CacheDirectives
+    scope: str
+    fingerprint: str
 
 
 class Begun(NamedTuple):

@@ -11,11 +11,12 @@ import orjson
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import provenance_of
+from gateway.cache.looked import Hit
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
-from gateway.observing.found import Kind
-from gateway.observing.metrics import Labels, bucket_of
+from gateway.observing.found import Found
+from gateway.observing.metrics import bucket_of
 from gateway.observing.relayed import Relayed
 from gateway.observing.repeated import NO_LABELS, STAGE, Repeated
 from gateway.observing.spans import root_of
@@ -92,11 +93,7 @@ class Observer:
         telemetry.stage_seconds.observe_in(bucket, seconds, STAGE)
         telemetry.overhead_seconds.observe_in(bucket, seconds, NO_LABELS)
         self._used(entry.fingerprint)
-        if what.tokens:
-            telemetry.tokens_saved.add_to(what.route, what.tokens)
-            telemetry.cost_saved.add_to(what.route, entry.cost_dollars)
-        if entry.upstream_s:
-            telemetry.backend_seconds_saved.add_to(what.route, entry.upstream_s)
+        telemetry.saved(what.route, what.tokens, entry.cost_dollars, entry.upstream_s)
         if self._access_log is not None and self._shares.keep(Verdict.EXACT, 200):
             self._access_log.add(what.line(request_id, seconds, wall))
 
@@ -109,39 +106,29 @@ class Observer:
         figures, where there are no traces. `received`: monotonic seconds."""
         seconds = self._clock.monotonic() - received
         what.tally.add(upstream_s, seconds, seconds - upstream_s if seconds > upstream_s else 0.0)
-        logged = self._access_log if self._shares.all or self._shares.keep(Verdict.BYPASS, 200) else None
-        watched = self._decisions.watches
-        if logged is not None or watched:
-            line = what.line(request_id, seconds, upstream_s, self._clock.wall())
-            if logged is not None:
-                logged.add(line)
-            if watched:
-                self._decisions.tell(orjson.loads(line))
+        self._log(Verdict.BYPASS, what.line, request_id, seconds, upstream_s)
 
-    def found(
-        self, what: Kind, hit: Provenance, trace: Trace, request_id: str, seconds: float, steps_ms: Sequence[float]
-    ) -> None:
+    def found(self, what: Found, hit: Hit, request_id: str, seconds: float, steps_ms: Sequence[float]) -> None:
         """All that `begin`, `first_byte` and `over` leave of a hit that was found without the stages, where nothing is
         traced or recorded. `seconds`: from its arrival to when its bytes were handed over."""
-        what.tally.add(seconds, *trace.spans.values())
-        self._used(hit.fingerprint)
-        self._saved(what.route, hit)
-        logged = self._access_log if self._shares.all or self._shares.keep(hit.verdict, 200) else None
+        entry = hit.entry
+        what.tally.add(seconds, *hit.spans.values())
+        self._used(entry.fingerprint)
+        tokens = entry.input_tokens + entry.output_tokens
+        self._telemetry.saved(what.route, tokens, entry.cost_dollars, entry.upstream_s)
+        self._log(what.verdict, what.line, request_id, seconds, steps_ms, hit)
+
+    def _log(self, verdict: Verdict, line: Callable[..., bytes], *said: object) -> None:
+        """The line of an answer with status 200, for the log and for those who watch. `line`: makes it of the wall
+        clock and what is said, where anybody wants it."""
+        logged = self._access_log if self._shares.all or self._shares.keep(verdict, 200) else None
         watched = self._decisions.watches
         if logged is not None or watched:
-            line = what.line_of(request_id, seconds, self._clock.wall(), steps_ms, hit, trace.judged)
+            text = line(self._clock.wall(), *said)
             if logged is not None:
-                logged.add(line)
+                logged.add(text)
             if watched:
-                self._decisions.tell(orjson.loads(line))
-
-    def _saved(self, route: Labels, hit: Provenance) -> None:
-        telemetry = self._telemetry
-        if hit.saved_tokens:
-            telemetry.tokens_saved.add_to(route, hit.saved_tokens)
-            telemetry.cost_saved.add_to(route, hit.saved_dollars)
-        if hit.upstream_s:
-            telemetry.backend_seconds_saved.add_to(route, hit.upstream_s)
+                self._decisions.tell(orjson.loads(text))
 
     def _hit_in_full(
         self,
@@ -192,7 +179,8 @@ class Observer:
         if provenance is not None and provenance.fingerprint:
             self._used(provenance.fingerprint)
         if provenance is not None:
-            self._saved((trace.route,), provenance)
+            saved = provenance.saved_tokens, provenance.saved_dollars, provenance.upstream_s
+            telemetry.saved((trace.route,), *saved)
         if trace.facts is not None and provenance is not None:
             self._recorder.over(trace.facts, trace, provenance, request_id=request_id, status=status, seconds=seconds)
         if trace.traced is not None:

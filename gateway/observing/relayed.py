@@ -38,7 +38,7 @@ class Relayed:
         named = {"dialect": dialect} if dialect else {}
         self._behind_timing = inner({**named, "verdict": Verdict.BYPASS, "reason": bypass, "backend": backend}).decode()
 
-    def line(self, request_id: str, seconds: float, upstream_s: float, wall: float) -> bytes:
+    def line(self, wall: float, request_id: str, seconds: float, upstream_s: float) -> bytes:
         """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are."""
         ms, upstream_ms = 1e3 * seconds, 1e3 * upstream_s
         start = f'{{"time":{wall:.3f},{_COMMON},"id":"{request_id}",{self._before_ms},"ms":{ms:.3f}'

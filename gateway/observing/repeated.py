@@ -55,23 +55,34 @@ class Repeated(NamedTuple):
         )  # fmt: skip
 
 
-def repeated_of(trace: Trace, dialect: Dialect, entry: Entry, lifetime: Lifetime, path: str) -> Repeated:
+def repeated_of(
+    dialect: Dialect,
+    entry: Entry,
+    lifetime: Lifetime,
+    *,
+    route: str,
+    tenant: str,
+    path: str,
+    permit: Permit | None,
+    expose_headers: bool,
+    facts: Facts | None = None,
+) -> Repeated:
     """Of a request that has just ended in an exact hit."""
-    before = {"method": "POST", "path": path, "status": 200, "route": trace.route, "tenant": trace.tenant[:12]}
+    before = {"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]}
     behind = {"dialect": dialect.name, "verdict": Verdict.EXACT, "backend": entry.backend}
     return Repeated(
         entry,
         lifetime,
         dialect,
-        trace.tenant,
+        tenant,
         path,
-        trace.facts,
-        trace.permit,
-        trace.expose_headers,
+        facts,
+        permit,
+        expose_headers,
         entry.input_tokens + entry.output_tokens,
-        (trace.route, dialect.name, Verdict.EXACT, "200"),
-        (trace.route, Verdict.EXACT),
-        (trace.route,),
+        (route, dialect.name, Verdict.EXACT, "200"),
+        (route, Verdict.EXACT),
+        (route,),
         inner(before) + b",",
         inner(behind),
     )

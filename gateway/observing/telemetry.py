@@ -225,6 +225,17 @@ class Telemetry(Collector):
         self._labels_of: dict[str, list[Labels]] = {}  # of `requests`, by route
         self._labels_seen = 0
 
+    def saved(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
+        """By a hit; `route`: as the only label."""
+        if tokens:
+            sums = self.tokens_saved.values
+            sums[route] = sums.get(route, 0.0) + tokens
+            sums = self.cost_saved.values
+            sums[route] = sums.get(route, 0.0) + dollars
+        if upstream_s:
+            sums = self.backend_seconds_saved.values
+            sums[route] = sums.get(route, 0.0) + upstream_s
+
     def requests_of(self, route: str) -> int:
         """All requests that a route has answered since the start. Every lookup by similarity asks, and so the labels of
         other routes are gone through only where there are new ones."""

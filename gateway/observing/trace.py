@@ -97,6 +97,14 @@ class Trace:
         if self.traced is not None:
             self.traced.mark(name, started, now, self.purpose)
 
+    def took(self, spans: Mapping[str, float], began: float) -> None:
+        """Adds steps that followed each other from `began` on (monotonic seconds)."""
+        for name, seconds in spans.items():
+            self.add(name, seconds)
+            if self.traced is not None:
+                self.traced.mark(name, began, began + seconds, self.purpose)
+            began += seconds
+
     def add(self, name: str, seconds: float) -> None:
         self.spans[name] = self.spans.get(name, 0.0) + seconds
 

@@ -17,7 +17,7 @@ from gateway.ports.answering import (
     Token,
 )
 from gateway.ports.hosting import Condition, HostedModels
-from gateway.ports.inputs import BodySource, Clock, EagerEmbedder, Embedder, TextEncoder
+from gateway.ports.inputs import BodySource, Clock, EagerEmbedder, Embedder, ImmediateEncoder, TextEncoder
 from gateway.ports.stores import (
     Claim,
     CounterexampleStore,
@@ -55,6 +55,7 @@ __all__ = [
     "Foreign",
     "Formed",
     "HostedModels",
+    "ImmediateEncoder",
     "Inspection",
     "LearningStore",
     "Leases",

@@ -48,6 +48,12 @@ class TextEncoder(Protocol):
         """One embedding a text, in order; vectors are float32 of shape (dimension,) and unit length."""
 
 
+class ImmediateEncoder(TextEncoder, Protocol):
+    """One that takes microseconds."""
+
+    def encode_one(self, text: str) -> Embedding: ...
+
+
 class Embedder(Protocol):
     @property
     def fingerprint(self) -> str: ...

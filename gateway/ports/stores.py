@@ -236,8 +236,8 @@ class VectorIndex(Protocol):
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         """At most `k` neighbours, most similar first."""
 
-    def at_hand(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
-        """What `search` would return, where that takes microseconds; None where it has to be asked."""
+    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
+        """What `search` finds first, where that takes microseconds; None where it has to be asked."""
 
     async def near(self, vector: Vector, similarity: float) -> Sequence[str]:
         """The fingerprints of all scopes within `similarity`, in [0, 1], of `vector`; for removals, not for requests:

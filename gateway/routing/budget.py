@@ -26,6 +26,13 @@ class Budget:
     ttft_s: float | None
     tpot_s: float | None
 
+    def due(self, received: float) -> tuple[float | None, float | None]:
+        """When the whole answer and its first token are due, of a request that came at `received`."""
+        return (
+            None if self.total_s is None else received + self.total_s,
+            None if self.ttft_s is None else received + self.ttft_s,
+        )
+
 
 UNBOUNDED = Budget(None, None, None)
 

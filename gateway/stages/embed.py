@@ -7,28 +7,15 @@ from collections.abc import Awaitable
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Bypass, Embedding, Request, Response
 from gateway.pipeline import Handler
-from gateway.ports import Clock, Embedder
+from gateway.ports import Embedder
 
 
 class Embed:
-    def __init__(self, embedder: Embedder, clock: Clock) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._clock = clock
 
     def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         return self._embedded(request, forward) if request.embedding is None else forward(request)
-
-    def at_hand(self, request: Request) -> Embedding | None:
-        """Of the question, where that takes microseconds."""
-        question = None if request.call is None else request.call.question
-        if question is None:
-            return None
-        started = self._clock.monotonic()
-        embedding = self._embedder.at_hand(question)
-        if embedding is not None:
-            request.trace.since("embed", started)
-            self._note(request, embedding)
-        return embedding
 
     async def _embedded(self, request: Request, forward: Handler) -> Response:
         call = request.call
@@ -41,10 +28,14 @@ class Embed:
         except EmbedderUnavailable:
             request.trace.note = Bypass.EMBEDDER
             return await forward(request)
-        self._note(request, embedding)
-        return await forward(request.embedded(embedding))
-
-    def _note(self, request: Request, embedding: Embedding) -> None:
         request.trace.embedding = embedding
         if embedding.partial:
-            request.trace.note = Bypass.TOO_LONG if embedding.truncated else Bypass.UNREADABLE
+            request.trace.note = why_partial(embedding)
+        return await forward(request.embedded(embedding))
+
+
+def why_partial(embedding: Embedding) -> Bypass | None:
+    """Why nothing may be matched by it."""
+    if embedding.truncated:
+        return Bypass.TOO_LONG
+    return Bypass.UNREADABLE if embedding.unreadable else None

@@ -13,12 +13,13 @@ from gateway.cache.directives import bypass_of
 from gateway.cache.freshness import FAILED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
-from gateway.messages import Bypass, CacheDirectives, Entry, Request, Response, Verdict
+from gateway.messages import Asked, Bypass, CacheDirectives, Entry, Request, Response, Verdict
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
 from gateway.ports import Clock, NearStore
 
 LOG = logging.getLogger("nearhit.store")
+Same = tuple[Entry, Freshness]
 
 
 class ExactLookup:
@@ -38,7 +39,7 @@ class ExactLookup:
         self._lacks = lacks
         self._clock = clock
         self._telemetry = telemetry
-        self._lifetime = lifetime
+        self.lifetime = lifetime
         self._background = background
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
@@ -46,7 +47,7 @@ class ExactLookup:
         bypass = bypass_of(None if call is None else call.uncached, directives)
         if bypass is not None:
             return _bypassed(await forward(request), bypass)
-        if self._lifetime is None:
+        if self.lifetime is None:
             return await forward(request)
         with request.trace.span("exact"):
             entry = self._front.peek(request.fingerprint)
@@ -54,9 +55,9 @@ class ExactLookup:
                 entry = await self._find(request)
         if entry is None or not _own(entry, request):
             return await forward(request)
-        freshness = freshness_of(entry, self._lifetime, directives, self._clock.wall())
+        freshness = freshness_of(entry, self.lifetime, directives, self._clock.wall())
         if freshness.fresh:
-            request.trace.served = (entry, self._lifetime)
+            request.trace.served = (entry, self.lifetime)
             return answer_from(request, entry, freshness, Verdict.EXACT)
         if freshness.revalidate:
             self._background.start(f"refresh {request.fingerprint}", self._refresh(request, forward))
@@ -65,32 +66,28 @@ class ExactLookup:
             return await self._unless_it_fails(request, forward, entry, freshness)
         return await forward(request)
 
-    def beforehand(self, request: Request) -> Response | bool:
+    def beforehand(self, asked: Asked) -> Same | bool:
         """As `at_hand`, for who asks before the stages are; else whether it is known that there is nothing to be
         found, so that nobody need look here."""
-        if self._lifetime is None:
+        if self.lifetime is None:
             return True
-        began = self._clock.monotonic()
-        entry = self._front.peek(request.fingerprint)
-        lacks = entry is None and self._lacks(request.fingerprint)
-        request.trace.since("exact", began)
-        if entry is None or not _own(entry, request):
-            return lacks
-        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        if not freshness.fresh:
-            return False
-        request.trace.served = (entry, self._lifetime)
-        return answer_from(request, entry, freshness, Verdict.EXACT)
+        entry = self._front.peek(asked.fingerprint)
+        if entry is None:
+            return self._lacks(asked.fingerprint)
+        return self._fresh(asked, entry, self.lifetime) or False
 
-    def at_hand(self, request: Request) -> Response | None:
+    def at_hand(self, asked: Asked) -> Same | None:
         """The answer if it is in process memory, and fresh."""
-        if self._lifetime is None:
+        if self.lifetime is None:
             return None
-        entry = self._front.peek(request.fingerprint)
-        if entry is None or not _own(entry, request):
+        entry = self._front.peek(asked.fingerprint)
+        return None if entry is None else self._fresh(asked, entry, self.lifetime)
+
+    def _fresh(self, asked: Asked, entry: Entry, lifetime: Lifetime) -> Same | None:
+        if not _own(entry, asked):
             return None
-        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        return answer_from(request, entry, freshness, Verdict.EXACT) if freshness.fresh else None
+        freshness = freshness_of(entry, lifetime, asked.directives, self._clock.wall())
+        return (entry, freshness) if freshness.fresh else None
 
     async def _find(self, request: Request) -> Entry | None:
         try:
@@ -125,7 +122,7 @@ class ExactLookup:
         return answer_from(request, entry, freshness, Verdict.STALE)
 
 
-def _own(entry: Entry, request: Request) -> bool:
+def _own(entry: Entry, request: Request | Asked) -> bool:
     """Whose it is was decided by the key; that the record agrees is checked all the same."""
     return entry.scope == request.scope
 

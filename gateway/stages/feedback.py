@@ -15,7 +15,7 @@ import orjson
 
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.served import Served, ServedHits
+from gateway.cache.served import PlainHit, Served, ServedHits
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
@@ -67,7 +67,7 @@ class Verdicts:
         tier = "light" if answered.light else "large"
         return {"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier}
 
-    def _learn(self, served: Served, verdict: str) -> None:
+    def _learn(self, served: Served | PlainHit, verdict: str) -> None:
         """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
         space = self._spaces.of(served.embedder)
         if space is None:

@@ -3,31 +3,54 @@ task nor the way through it (docs/decisions/0041-from-memory.md)."""
 
 from __future__ import annotations
 
-from gateway.messages import Request, Response
-from gateway.stages.embed import Embed
+from gateway.cache.hits import answer_from
+from gateway.cache.looked import Hit, Missed
+from gateway.messages import Asked, Request, Response, Verdict
+from gateway.observing.trace import Trace
+from gateway.ports import Clock
 from gateway.stages.exact_lookup import ExactLookup
-from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.stages.similar import Similar
 
 
 class FromMemory:
-    """`embed` and `lookup` are None where the route has its semantic cache off."""
+    """`similar` None: the route has its semantic cache off."""
 
-    def __init__(self, exact: ExactLookup, embed: Embed | None = None, lookup: SemanticLookup | None = None) -> None:
+    def __init__(self, exact: ExactLookup, similar: Similar | None, clock: Clock) -> None:
         self._exact = exact
-        self._embed = embed
-        self._lookup = lookup
+        self._similar = similar
+        self._clock = clock
 
     def __call__(self, request: Request) -> Response | Request:
         """The answer; or the request, with its question as a vector where that was had on the way."""
-        hit = self._exact.at_hand(request)
-        if hit is not None:
-            return hit
-        return request if request.embedding is not None else self.similar(request)
-
-    def similar(self, request: Request) -> Response | Request:
-        """As above, by similarity alone."""
-        embedding = None if self._embed is None else self._embed.at_hand(request)
-        if embedding is None:
+        if request.call is None:
             return request
-        assert self._lookup is not None
-        return self._lookup.at_hand(request, embedding)
+        asked = Asked(request.id, request.tenant, request.call, request.directives, request.scope, request.fingerprint)
+        same = self._exact.at_hand(asked)
+        if same is not None:
+            return answer_from(request, *same, Verdict.EXACT)
+        if request.embedding is not None or self._similar is None:
+            return request
+        began = self._clock.monotonic()
+        # Where what else was near is recorded, all are looked at.
+        found = self._similar.find(asked, {}, alone=request.trace.facts is None)
+        request.trace.took(found.spans, began)
+        if isinstance(found, Missed):
+            note(request.trace, found)
+            return request if found.embedding is None else request.embedded(found.embedding, unlike=found.unlike)
+        return self._served(request, self._similar, asked, found)
+
+    def _served(self, request: Request, similar: Similar, asked: Asked, hit: Hit) -> Response:
+        alike, trace = hit.alike, request.trace
+        assert alike is not None
+        similar.served(asked, alike)
+        trace.embedding = alike.embedding
+        trace.judged = alike.judged
+        trace.considered = (trace.judged,)
+        return answer_from(request, hit.entry, hit.freshness, Verdict.SEMANTIC, alike.similarity)
+
+
+def note(trace: Trace, missed: Missed) -> None:
+    """What is known of a request that its stages go on with."""
+    trace.embedding = missed.embedding
+    if missed.note is not None:
+        trace.note = missed.note

@@ -102,18 +102,16 @@ def terms_of(headers: Mapping[str, str], route: Route, *, patient: bool) -> Term
 
 def routed(request: Request, body: bytes, call: Call | None, route: Route) -> Request:
     """The request with all that its route decides. Raises `BadRequest` on budgets and priorities that are none."""
-    return bound(request, body, call, terms_of(request.headers, route, patient=request.patient))
-
-
-def bound(request: Request, body: bytes, call: Call | None, terms: Terms, table: object = None) -> Request:
-    """The same. `table`: the policy, where the stages have not met it yet."""
-    route, budget, directives, patient = terms.route, terms.budget, terms.directives, request.patient
+    patient = request.patient
+    terms = terms_of(request.headers, route, patient=patient)
+    budget, directives = terms.budget, terms.directives
     if patient and call is not None and call.stream:
         call = replace(call, stream=False)  # nobody watches it come: it is collected, and a broken one is an error
     scope = fingerprint = ""
     if terms.caching and call is not None and call.uncached is None and not directives.no_store:
         owner = owner_of(route.share, request.trace.tenant, call.user)
         scope, fingerprint = keys_of(owner, route.name, call)
+    deadline, ttft_deadline = budget.due(request.received)
     return Request(  # not `replace`, which takes three times as long: every request comes by here
         id=request.id,
         method=request.method,
@@ -129,12 +127,11 @@ def bound(request: Request, body: bytes, call: Call | None, terms: Terms, table:
         directives=directives,
         scope=scope,
         fingerprint=fingerprint,
-        deadline=None if budget.total_s is None else request.received + budget.total_s,
-        ttft_deadline=None if budget.ttft_s is None else request.received + budget.ttft_s,
+        deadline=deadline,
+        ttft_deadline=ttft_deadline,
         tpot_s=budget.tpot_s,
         priority=terms.priority,
         patient=patient,
         peer=request.peer,
-        table=table,
         begun=request.begun,
     )

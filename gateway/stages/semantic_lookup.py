@@ -12,11 +12,11 @@ import numpy as np
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.route_control import RouteControl
-from gateway.cache.feedback import Relation, digest_of, relation_of
+from gateway.cache.feedback import Relation, digest_of
 from gateway.cache.framed import of_what_varies
 from gateway.cache.freshness import EXPIRED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Judged, best, judged, near_enough, same_words
+from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Judged, best, judged, same_words
 from gateway.cache.served import Served
 from gateway.cache.templates import varying
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
@@ -43,7 +43,7 @@ class SemanticLookup:
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
-        jitter: float,
+        lifetime: Lifetime,
         memory: Memory,
     ) -> None:
         self._index = index
@@ -54,10 +54,9 @@ class SemanticLookup:
         self._clock = clock
         self._telemetry = telemetry
         self._rule = rule
-        self._lifetime = Lifetime(rule.ttl_s, jitter)  # nothing stale by similarity: one doubt at a time
+        self._lifetime = lifetime
         self._memory = memory
-        plain = rule.acceptance.min_similarity
-        self._floor = verifier.floor if plain is None else plain
+        self._floor = floor_of(rule, verifier)
 
     def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
         return forward(request) if request.unlike else self._looked_up(request, forward)
@@ -81,45 +80,6 @@ class SemanticLookup:
             return None
         served, freshness = hit
         return answer_from(request, served.entry, freshness, Verdict.SEMANTIC, served.similarity)
-
-    def at_hand(self, request: Request, embedding: Embedding) -> Response | Request:
-        """As `stored`, where the index and the nearest entry are in memory and no verifier has to be asked; else the
-        request, with its vector. Nothing has been counted then but that nothing is near, if that is known."""
-        scope, trace = request.scope, request.trace
-        if embedding.partial or not scope:
-            return request.embedded(embedding)
-        began = self._clock.monotonic()
-        nearest = self._index.at_hand(scope, embedding.vector, 1)
-        trace.since("search", began)
-        if nearest is None:
-            return request.embedded(embedding)
-        if not nearest or nearest[0].similarity < self._floor:
-            if nearest:
-                self._refused(request, Refusal.SIMILARITY)
-            return request.embedded(embedding, unlike=True)
-        # With a plain threshold the nearest is the best; where what else was near is recorded, all are looked at.
-        plain = self._rule.acceptance.min_similarity is not None and trace.facts is None
-        hit = self._from_memory(request, embedding, nearest[0]) if plain else None
-        return request.embedded(embedding) if hit is None else hit
-
-    def _from_memory(self, request: Request, embedding: Embedding, nearest: Neighbour) -> Response | None:
-        """The nearest entry's answer, if it lies in memory, is this scope's and fresh, and may be served."""
-        call, entry = request.call, self._store.peek(nearest.fingerprint)
-        if call is None or entry is None or entry.scope != request.scope or entry.question is None:
-            return None
-        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
-        if not freshness.fresh:
-            return None
-        began, control = self._clock.monotonic(), self._controls.of(request.route)
-        relation = relation_of(request.scope, call.question or "", entry.fingerprint)
-        if relation in self._memory.counterexamples:
-            return None
-        threshold = control.threshold(self._rule.acceptance)
-        chosen = near_enough(entry, relation, embedding.vector, nearest.similarity, threshold)
-        request.trace.since("verify", began)
-        if not self._served(request, [chosen], 0, control):
-            return None
-        return answer_from(request, entry, freshness, Verdict.SEMANTIC, nearest.similarity)
 
     async def alike(self, request: Request, aloft: Sequence[Question]) -> Question | None:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
@@ -275,3 +235,9 @@ def _by_similarity(found: Found) -> Opinion:
     """Where the policy has a plain threshold."""
     _, neighbour, _ = found
     return Opinion(neighbour.similarity, neighbour.similarity)
+
+
+def floor_of(rule: Semantic, verifier: Verifier) -> float:
+    """The similarity below which no neighbour is worth reading."""
+    plain = rule.acceptance.min_similarity
+    return verifier.floor if plain is None else plain

@@ -58,6 +58,7 @@ class Evictions:
         self._wanted = asyncio.Event()
         self._unfinished: list[tuple[str, str]] = []  # taken out of the ledger, and not yet out of the store
         self.ledger = Ledger()
+        self.used = self.ledger.used  # after a hit
         self.compared = 0  # comparisons that came to their end
 
     def stored(self, entry: Entry, vector: Vector | None) -> None:
@@ -69,13 +70,9 @@ class Evictions:
 
     def lacks(self, fingerprint: str) -> bool:
         """Whether the store is known not to have it. False: it may have it; so it is until the first comparison."""
-        if not self._alone or self.compared == 0 or fingerprint in self.ledger:
+        if not self._alone or self.compared == 0 or self.ledger.holds(fingerprint):
             return False
         return not self._unfinished or all(fingerprint != name for name, _ in self._unfinished)
-
-    def used(self, fingerprint: str) -> None:
-        """A hit."""
-        self.ledger.used(fingerprint)
 
     async def most_used(self, limit: int) -> list[tuple[str, int]]:
         """Fingerprints with their hits, the most first; none without any."""

@@ -114,10 +114,10 @@ async def test_nothing_is_at_hand_while_the_index_is_in_use() -> None:
         await index.add("e", "scope", at(0.0))
         held = asyncio.ensure_future(index._owner.run(go.wait))
         await asyncio.sleep(0)
-        assert index.at_hand("scope", at(0.0), 1) is None
+        assert index.at_hand("scope", at(0.0)) is None
         go.set()
         await held
-        found = index.at_hand("scope", at(0.0), 1)
+        found = index.at_hand("scope", at(0.0))
         assert found is not None and found[0].fingerprint == "e"
     finally:
         go.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,9 +18,9 @@ async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None
     threads: list[int] = []
 
     class Noted(HashEncoder):
-        def encode(self, texts: Sequence[str]) -> list[Embedding]:
+        def encode_one(self, text: str) -> Embedding:
             threads.append(threading.get_ident())
-            return super().encode(texts)
+            return super().encode_one(text)
 
     encoder = Noted()
     embedder = ImmediateEmbedder(encoder)
@@ -33,8 +32,8 @@ async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None
 
 async def test_an_encoder_that_fails_makes_a_miss_and_its_text_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(HashEncoder):
-        def encode(self, texts: Sequence[str]) -> list[Embedding]:
-            raise ValueError(f"cannot read {texts[0]}")
+        def encode_one(self, text: str) -> Embedding:
+            raise ValueError(f"cannot read {text}")
 
     with caplog.at_level(logging.ERROR), pytest.raises(EmbedderUnavailable, match="failed on this text"):
         await ImmediateEmbedder(Broken()).embed("a secret question")

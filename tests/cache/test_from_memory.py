@@ -58,9 +58,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ways: list[str] = []
     at_hand, search = FaissIndex.at_hand, FaissIndex.search
 
-    def looked(self: FaissIndex, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+    def looked(self: FaissIndex, scope: str, vector: Vector) -> list[Neighbour] | None:
         ways.append("at hand")
-        return at_hand(self, scope, vector, k)
+        return at_hand(self, scope, vector)
 
     async def searched(self: FaissIndex, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         ways.append("search")

@@ -38,7 +38,7 @@ class Bare:
             context=self.content,
             question=None,
             no_question=None,
-            prompt="",
+            said="",
             max_tokens=None,
             user=None,
         )

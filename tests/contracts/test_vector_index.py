@@ -78,12 +78,12 @@ async def test_neighbours_come_most_similar_first_and_at_most_k(index: VectorInd
 
 
 async def test_what_is_at_hand_is_what_a_search_finds(index: VectorIndex) -> None:
-    for i in range(40):  # beyond what is compared without FAISS
+    for i in range(140):  # beyond what is compared without FAISS
         await index.add(f"e{i}", "s", vector_of(i))
-        found = index.at_hand("s", vector_of(3), 4)
-        searched = await index.search("s", vector_of(3), 4)
+        found = index.at_hand("s", vector_of(3))
+        searched = await index.search("s", vector_of(3), 1)
         assert found is None or names(found) == names(searched)
-    assert not index.at_hand("nobody's", vector_of(1), 4)
+    assert not index.at_hand("nobody's", vector_of(1))
 
 
 async def test_similarity_lies_between_0_and_1(index: VectorIndex) -> None:

@@ -80,7 +80,10 @@ def by_the_stages(it: Watched, entry: Entry, request_id: str, seconds: float) ->
 
 
 def by_the_front(it: Watched, entry: Entry, request_id: str, seconds: float) -> None:
-    what = repeated_of(trace_of(it.clock), OpenAI(), entry, HOUR, PATH)
+    trace = trace_of(it.clock)
+    what = repeated_of(
+        OpenAI(), entry, HOUR, route=trace.route, tenant=trace.tenant, path=PATH, permit=None, expose_headers=True
+    )
     received = it.clock.monotonic() - seconds
     it.observer.hit(what, request_id, {}, received, seconds, it.clock.wall())
 

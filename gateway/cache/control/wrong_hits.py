@@ -63,7 +63,9 @@ class WrongHits:
         self.undecided_squares *= fade * fade
         self.complaints *= fade
 
-    def hit(self) -> None:
+    def hit(self, requests: int = 0) -> None:
+        """After so many requests more."""
+        self.advance(requests)
         self.served += 1
 
     def audited(self, label: Label, chance: float) -> None:
