@@ -97,9 +97,10 @@ def build_embedder(
     config: EmbeddingModel, data_dir: Path | None = None
 ) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
     """As `build_encoder`."""
+    if config.adapter == "hash":
+        hashing = HashEncoder()
+        return hashing, ImmediateEmbedder(hashing)
     encoder = build_encoder(config, data_dir)
-    if isinstance(encoder, HashEncoder):
-        return encoder, ImmediateEmbedder(encoder)
     at_once = TOGETHER if config.adapter == "onnx" else None
     return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)
 
