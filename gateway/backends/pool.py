@@ -246,14 +246,10 @@ class Pool:
             return lanes[0]
         paces = [lane.pace_of(request.call) for lane in lanes]
         best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
+        expected = [best if pace is None else pace.expected(best, now) for pace in paces]
         candidates = [
-            Candidate(
-                lane.upstream.address,
-                lane.load,
-                lane.upstream.weight,
-                best if pace is None else pace.expected(best, now),
-            )
-            for lane, pace in zip(lanes, paces, strict=True)
+            Candidate(lane.upstream.address, lane.load, lane.upstream.weight, seconds)
+            for lane, seconds in zip(lanes, expected, strict=True)
         ]
         call = request.call
         key = None if call is None else sticky_key(call, request.tenant, self._rules.sticky)

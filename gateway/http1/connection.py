@@ -58,10 +58,6 @@ class Connection(asyncio.Protocol):
 
     # What the pool and the client call.
 
-    @property
-    def usable(self) -> bool:
-        return self.transport is not None and not self.transport.is_closing()
-
     async def exchange(
         self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool, due: float
     ) -> Answer:

@@ -55,7 +55,7 @@ class Pool:
             given = await self._turn(due)
             if given is None:
                 break
-            if given.usable:
+            if given.transport is not None and not given.transport.is_closing():
                 return given
         else:
             self._opening += 1

@@ -34,51 +34,45 @@ def after_failure(status: int, *, retryable: bool) -> Again:
     return Again.OTHERS if status == 504 else Again.ANYBODY
 
 
+class Window(deque[tuple[float, int]]):
+    """What was counted in the last `WINDOW_S`, by the second: `WINDOW_S` + 1 counts at most."""
+
+    __slots__ = ()
+
+    def add(self, now: float) -> None:
+        second = float(int(now))
+        if self and self[-1][0] == second:  # as a rule
+            self[-1] = second, self[-1][1] + 1
+        else:
+            self.total(now)
+            self.append((second, 1))
+
+    def total(self, now: float) -> int:
+        """Forgets what is older."""
+        while self and self[0][0] <= int(now) - WINDOW_S:
+            self.popleft()
+        return sum(count for _, count in self)
+
+
 class RetryBudget:
     """At most `share` of the calls of the last `WINDOW_S` are retries, or `MINIMUM` where that is more. A share of 0
     allows none. One for each backend: what fails there fails for all routes. `held`: retries that are set aside for
-    calls that are on their way, as long as they are."""
+    calls that are on their way, as long as they are.
 
-    __slots__ = ("_asked", "_retried", "_share", "held")
+    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made."""
+
+    __slots__ = ("_asked", "_retried", "_share", "asked", "held", "spend")
 
     def __init__(self, share: float) -> None:
         self._share = share
         self.held = 0
-        self._asked: deque[tuple[float, int]] = deque()  # the second, and the calls in it
-        self._retried: deque[tuple[float, int]] = deque()
-
-    def asked(self, now: float) -> None:
-        """A call came; its retries are none."""
-        asked, second = self._asked, float(int(now))
-        if asked and asked[-1][0] == second:  # as a rule
-            asked[-1] = second, asked[-1][1] + 1
-        else:
-            _count(asked, now)
+        self._asked, self._retried = Window(), Window()
+        self.asked, self.spend = self._asked.add, self._retried.add  # every call comes by: no frame more
 
     def left(self, now: float) -> bool:
         """Whether a retry may be made now."""
-        allowed = max(MINIMUM, self._share * _recent(self._asked, now)) if self._share > 0 else 0
-        return _recent(self._retried, now) + self.held + 1 <= allowed
-
-    def spend(self, now: float) -> None:
-        """A retry is made."""
-        _count(self._retried, now)
-
-
-def _count(seconds: deque[tuple[float, int]], now: float) -> None:
-    second = float(int(now))
-    if seconds and seconds[-1][0] == second:
-        seconds[-1] = (second, seconds[-1][1] + 1)
-    else:
-        _recent(seconds, now)
-        seconds.append((second, 1))
-
-
-def _recent(seconds: deque[tuple[float, int]], now: float) -> int:
-    """Forgets what is older than the window; at most `WINDOW_S` + 1 counts stay."""
-    while seconds and seconds[0][0] <= int(now) - WINDOW_S:
-        seconds.popleft()
-    return sum(count for _, count in seconds)
+        allowed = max(MINIMUM, self._share * self._asked.total(now)) if self._share > 0 else 0
+        return self._retried.total(now) + self.held + 1 <= allowed
 
 
 def backoff_s(retry: int, chance: float) -> float:
