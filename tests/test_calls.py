@@ -15,7 +15,7 @@ MOST = {
     "unknown path": (45, 46),
     "exact hit, new bytes": (58, 65),
     "semantic hit (hash)": (60, 69),
-    "chat miss, stored in both caches": (294, 320),
+    "chat miss, stored in both caches": (172, 188),
     "live stream, 74 events": (1450, 1570),
 }
 

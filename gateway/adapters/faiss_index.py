@@ -85,13 +85,17 @@ class FaissIndex:
         return bool(self._rebuilder.asked)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
+        if not self.add_at_hand(fingerprint, scope, vector):
+            await self._there(lambda: self._add(fingerprint, scope, vector))
+
+    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
         self._check(vector)
         partition, known = self._contents.partitions.get(scope), self._contents.ids
         brief = partition is None or partition.brief or (isinstance(partition, FlatPartition) and partition.room > 0)
-        if brief and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
-            self._here(self._add, fingerprint, scope, vector)
-        else:
-            await self._there(lambda: self._add(fingerprint, scope, vector))
+        if not brief or fingerprint in known or len(known) >= self._max_entries or not self._owner.enter():
+            return False
+        self._here(self._add, fingerprint, scope, vector)
+        return True
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]

@@ -159,6 +159,14 @@ class FrontStore:
             self._kept.drop(entry.fingerprint)
         return stored
 
+    def begin_put(self, entry: Entry, vector: Vector | None) -> asyncio.Future[Any]:
+        """Whether a ban covers it is for the caller to ask."""
+        self._keep(entry)  # as `put` does
+        return self._store.begin_put(entry, vector)
+
+    def was_put(self, entry: Entry, vector: Vector | None, begun: asyncio.Future[Any]) -> bool:
+        return self._store.was_put(entry, vector, begun)
+
     async def delete(self, fingerprints: Sequence[str]) -> int:
         for fingerprint in fingerprints:
             self._kept.drop(fingerprint)

@@ -98,6 +98,9 @@ class MilvusIndex:
     def count(self, scope: str) -> int:
         return self._counts.get(scope, (0, 0.0))[0]
 
+    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
+        return False  # as `at_hand`
+
     def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
         return None  # it is asked over a network
 

@@ -74,6 +74,17 @@ class Guard:
         self._admit()
         return self._line.ask(words, self._timeout_s)
 
+    def begin_run(self, script: Script, keys: Sequence[str], arguments: Sequence[Word]) -> asyncio.Future[Any]:
+        """As `run`, for who has no task to wait in. Where the reply is that the script is `unknown`, it is to be
+        `run`."""
+        if self._line is None:
+            return asyncio.ensure_future(self.run(script, keys, arguments))
+        self._admit()
+        return self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), self._timeout_s)
+
+    def unknown(self, begun: asyncio.Future[Any]) -> bool:
+        return not begun.cancelled() and isinstance(begun.exception(), NoScriptError)
+
     def outcome(self, begun: asyncio.Future[Any]) -> Any:
         """To be asked for once. Raises `StoreUnavailable`."""
         try:

@@ -117,21 +117,41 @@ class RedisStore:
         return record if isinstance(record, bytes) else None
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
+        name = entry.fingerprint
+        if not await self.run(PUT, self.names.of_put(name), self._arguments(entry, vector, lease)):
+            return False
+        if self.journal is not None:
+            await self.tell_apart(_kind(vector), name)
+        if vector is not None and self._told is not None:
+            self._told(name)
+        return True
+
+    def begin_put(self, entry: Entry, vector: Vector | None) -> asyncio.Future[Any]:
+        if self.names.tags:  # over redis-py, and told apart
+            return asyncio.ensure_future(self.put(entry, vector))
+        name = entry.fingerprint
+        return self._guard.begin_run(PUT, self.names.of_put(name), self._arguments(entry, vector, 0))
+
+    def was_put(self, entry: Entry, vector: Vector | None, begun: asyncio.Future[Any]) -> bool:
+        if self.names.tags:
+            return bool(begun.result())
+        if self._guard.unknown(begun):
+            return False
+        self._guard.outcome(begun)
+        if vector is not None and self._told is not None:
+            self._told(entry.fingerprint)
+        return True
+
+    def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
+        """Of `PUT`."""
         name, expires, placed = entry.fingerprint, entry.expires, (b"", b"")
         if vector is not None:
             placed = vector.astype("<f4", copy=False).tobytes(), self._embedder
         arguments: list[Word] = [lease, int(expires * 1000), repr(expires), name, encode(entry), entry.scope]
         arguments += [repr(worth_of(entry)), *placed]
-        kind = ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
         if self.journal is not None:
-            arguments += self.told_within(kind, name)
-        if not await self.run(PUT, self.names.of_put(name), arguments):
-            return False
-        if self.journal is not None:
-            await self.tell_apart(kind, name)
-        if vector is not None and self._told is not None:
-            self._told(name)
-        return True
+            arguments += self.told_within(_kind(vector), name)
+        return arguments
 
     def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
         """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
@@ -243,6 +263,11 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._guard.close()
+
+
+def _kind(vector: Vector | None) -> ChangeKind:
+    """Of a put."""
+    return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
 
 
 async def _scan(key: str, cursor: int, most: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.backends.ejection import eject_if_outlier
 from gateway.backends.hedging import Asked as AskedOf
 from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane, in_service
@@ -23,7 +24,6 @@ from gateway.routing.breaker import State
 from gateway.routing.conversation import Sticky, sticky_key
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.latency import CONFIDENCE, Asked, Prediction
-from gateway.routing.outliers import is_outlier, may_eject
 from gateway.routing.retry import Again, RetryBudget, backoff_s, patience_s
 
 LOG = logging.getLogger("nearhit.upstreams")
@@ -93,10 +93,8 @@ class Pool:
 
     def wait_s(self, request: Request) -> float:
         """How long it would wait for a place, as it looks now."""
-        if self.lone is not None:
-            return self.lone.backend.wait_s(request.priority)
-        now = self._clock.monotonic()
-        return min([lane.backend.wait_s(request.priority) for lane in in_service(self.lanes, now)])
+        lanes = in_service(self.lanes, self._clock.monotonic()) if self.lone is None else self.lanes
+        return min([lane.backend.wait_s(request.priority) for lane in lanes])
 
     def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
@@ -251,26 +249,13 @@ class Pool:
             Candidate(lane.upstream.address, lane.load, lane.upstream.weight, seconds)
             for lane, seconds in zip(lanes, expected, strict=True)
         ]
-        call = request.call
-        key = None if call is None else sticky_key(call, request.tenant, self._rules.sticky)
+        key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
         return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
 
     def _again(self, outcome: Outcome, lane: Lane, request: Request) -> Again:
         if failed(outcome):
-            self._eject_if_outlier(lane)
+            eject_if_outlier(self.name, lane, self.lanes, self._clock.monotonic())
         return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
-
-    def _eject_if_outlier(self, lane: Lane) -> None:
-        now = self._clock.monotonic()
-        states = {other: other.breaker.state(now) for other in self.lanes}
-        if states[lane] is not State.CLOSED:
-            return
-        others = [other.record.counts(now) for other in self.lanes if other is not lane]
-        out = sum(state is not State.CLOSED for state in states.values())
-        if may_eject(out, len(self.lanes)) and is_outlier(lane.record.counts(now), others):
-            lane.breaker.eject(now)
-            lane.record.forget()
-            LOG.warning("upstream ejected", extra={"fields": {"backend": self.name, "upstream": lane.upstream.address}})
 
     def _pause_s(self, request: Request, retries: int, outcome: Outcome) -> float | None:
         """How long to wait before the next attempt; None: there is none."""

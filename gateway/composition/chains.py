@@ -21,7 +21,7 @@ from gateway.cache.taken_apart import TakenApart
 from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
-from gateway.composition.dispatching import direct_of, dispatch_of
+from gateway.composition.dispatching import direct_of, dispatch_of, fetch_of
 from gateway.composition.fleet import Fleet
 from gateway.composition.lookup_parts import looks_of
 from gateway.composition.parts import Stores, evictions_of
@@ -29,7 +29,7 @@ from gateway.composition.recording import Standing, recorder_of
 from gateway.composition.space_parts import Ground, open_spaces
 from gateway.composition.upstreams import build_pools, reloads
 from gateway.config import Config
-from gateway.flights.flight import Flight
+from gateway.flights.flight import Joinable
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Bypass, Entry, Request
@@ -56,6 +56,7 @@ from gateway.stages.policy import Chains
 from gateway.stages.record import Record
 from gateway.stages.render import Render
 from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.stages.storing import Storing
 from gateway.traffic.recorder import Recorder
 from gateway.upkeep.evictions import Evictions
 
@@ -74,7 +75,7 @@ class Parts:
     light_audits: LightAudits
     shadows: Shadows
     prices: Mapping[str, Price]
-    flights: dict[str, Flight]
+    flights: dict[str, Joinable]
     unstorable: Unstorable
     leasing: Leasing | None  # None: no other gateway is on this store
     quotas: Quotas
@@ -179,17 +180,17 @@ def route_chains(route: Route, parts: Parts) -> Chains:
 
     looks = looks_of(route, parts)
     learns = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
+    told, unstorable = _told(route, parts, learns=learns), parts.unstorable
+    storing = Storing(parts.store, parts.space.index, clock, telemetry, route, unstorable, told)
     admit = Admit(
-        parts.store,
-        parts.space.index,
+        storing,
         clock,
         telemetry,
         route,
         max_entry=parts.max_entry,
         prices=parts.prices,
-        unstorable=parts.unstorable,
+        unstorable=unstorable,
         frequency=parts.frequency,
-        told=_told(route, parts, learns=learns),
     )
 
     render = Render(route.replay, clock, parts.taken_apart)
@@ -221,6 +222,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
         others=compose([*count, Models(pools), *limit], dispatch(Bypass.PASS_THROUGH)),
         direct=direct_of(route, parts),
         beforehand=looks.beforehand,
+        fetch=fetch_of(route, parts, admit),
     )
 
 

@@ -11,6 +11,7 @@ from gateway.composition.hired import Hired, data_of
 from gateway.config import Config
 from gateway.data_port.front import Front
 from gateway.data_port.lookups import Lookups
+from gateway.data_port.misses import Misses
 from gateway.data_port.plans import Plans
 from gateway.data_port.server import DataPort
 from gateway.data_port.service import Health
@@ -37,6 +38,7 @@ def data_port_of(
     others = None if config.server.grpc is None else beside
     plans = Plans(table, keyring)
     lookups = Lookups(plans, front, observer, parts.telemetry, parts.clock)
+    misses = Misses(observer, parts.telemetry, parts.clock)
     straight = Straight(plans, observer, parts.telemetry, parts.clock)
     given = data_of(hired)
-    return DataPort(config.server, parts.clock, health, front, lookups, straight, table, tls, given, others)
+    return DataPort(config.server, parts.clock, health, front, lookups, misses, straight, table, tls, given, others)

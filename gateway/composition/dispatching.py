@@ -15,10 +15,12 @@ from gateway.calling.checks import Checks
 from gateway.calling.deciding import Deciding
 from gateway.calling.grader import Grader
 from gateway.calling.trials import Trials
-from gateway.messages import Bypass, Request
+from gateway.messages import Bypass, Choice, Provenance, Request, Verdict
 from gateway.policy.model import Route
 from gateway.routing.choice import Decision
+from gateway.stages.admit import Admit
 from gateway.stages.dispatch import Ask, Dispatch, Seen, Sole
+from gateway.stages.fetch import Fetch
 
 if TYPE_CHECKING:
     from gateway.composition.chains import Parts
@@ -38,11 +40,23 @@ def _sole(route: Route, pool: Pool, parts: Parts) -> Sole:
 
 def direct_of(route: Route, parts: Parts) -> Direct | None:
     """Where no stage of the route has anything to do with most requests: see `gateway.data_port.straight`."""
+    caching = route.exact_ttl_s is not None or route.semantic is not None
+    return _direct(route, parts, calls=not caching and route.record is None)
+
+
+def fetch_of(route: Route, parts: Parts, admit: Admit) -> Fetch | None:
+    """Where no stage has anything to do with most misses but to ask its backend and to store what that says."""
+    direct, semantic = _direct(route, parts, calls=True), route.semantic
+    if direct is None or semantic is None or semantic.coalesce or parts.leasing is not None:
+        return None
+    origin = Provenance(Verdict.MISS, Choice.ONLY, backend=direct.pool.name)
+    return Fetch(direct, admit, parts.flights, origin)
+
+
+def _direct(route: Route, parts: Parts, *, calls: bool) -> Direct | None:
     sole = deciding_of(route, parts).sole
     if sole is None or route.limits or route.target.shadow is not None or route.latency_budget_s is not None:
         return None
-    caching = route.exact_ttl_s is not None or route.semantic is not None
-    calls = not caching and route.record is None
     return direct_to(parts.pools[sole], calls=calls, exposes=route.expose_headers)
 
 

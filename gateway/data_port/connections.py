@@ -18,6 +18,7 @@ from gateway.data_port.connection import Connection
 from gateway.data_port.front import Front
 from gateway.data_port.heads import Heads
 from gateway.data_port.lookups import Lookups
+from gateway.data_port.misses import Misses
 from gateway.data_port.plain_connection import MAX_BODY, PlainConnection
 from gateway.data_port.service import Service
 from gateway.data_port.straight import Straight
@@ -32,6 +33,7 @@ class Connections(web.Server):
         service: Service,
         front: Front,
         lookups: Lookups,
+        misses: Misses,
         straight: Straight,
         table: Callable[[], object],
         config: ServerConfig,
@@ -48,6 +50,7 @@ class Connections(web.Server):
         self.service = service
         self.front = front
         self.lookups = lookups
+        self.misses = misses
         self.straight = straight
         self.plans = straight.plans
         self.table = table

@@ -119,10 +119,10 @@ class PlainConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _cancel(self) -> None:
+        if self._task is not None and not isinstance(self._task, asyncio.Task):
+            self._task.cancel()  # which may leave it to a task
         if isinstance(self._task, asyncio.Task):  # once it has begun: else it gives nothing back of what it was handed
             self._loop.call_soon(self._task.cancel)
-        elif self._task is not None:
-            self._task.cancel()
 
     @property
     def _goes_on(self) -> bool:
@@ -221,6 +221,7 @@ class PlainConnection(asyncio.Protocol):
                     self._answered(found)
                     return
                 left = found
+                asked = None if left is None else server.misses.begin(head, body, left, self)
         self._task = self._loop.create_task(self._answer(head, body, left)) if asked is None else asked
 
     def _answered(self, answer: bytes) -> None:
@@ -252,8 +253,17 @@ class PlainConnection(asyncio.Protocol):
         if self._ahead and self._out.writable:
             self._go_on()
 
+    def last(self, answer: bytes) -> None:
+        self._task = None
+        if not self._transport.is_closing():
+            self._transport.write(answer)
+            self._transport.close()
+
     def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:
         request = replace(self._request(head, body), id=begun.id, received=begun.received, table=table, begun=begun)
+        self.resumed(head, body, request)
+
+    def resumed(self, head: Head, body: bytes, request: Request) -> None:
         self._task = self._loop.create_task(self._answer(head, body, request))
 
     def _request(self, head: Head, body: bytes) -> Request:

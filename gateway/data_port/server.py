@@ -16,6 +16,7 @@ from gateway.data_port.aiohttp_edge import AiohttpEdge
 from gateway.data_port.connections import Connections
 from gateway.data_port.front import Front
 from gateway.data_port.lookups import Lookups
+from gateway.data_port.misses import Misses
 from gateway.data_port.service import Health, Service
 from gateway.data_port.straight import Straight
 from gateway.pipeline import Handler
@@ -37,6 +38,7 @@ class DataPort:
         health: Health,
         front: Front,
         lookups: Lookups,
+        misses: Misses,
         straight: Straight,
         table: Callable[[], object],
         tls: SSLContext | None = None,
@@ -47,6 +49,7 @@ class DataPort:
         self._service = Service(config, clock, health, beside)
         self._front = front
         self._lookups = lookups
+        self._misses = misses
         self._straight = straight
         self._table = table
         self._given = given
@@ -63,12 +66,14 @@ class DataPort:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
         self._service.handler = handler
         self._lookups.serve(self._service)
+        self._misses.serve(self._service)
         self._straight.serve(self._service)
         connections = Connections(
             AiohttpEdge(self._service),
             self._service,
             self._front,
             self._lookups,
+            self._misses,
             self._straight,
             self._table,
             self._config,

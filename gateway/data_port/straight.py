@@ -24,7 +24,7 @@ from gateway.backends.lane import CHARACTERS_PER_TOKEN
 from gateway.data_port.heads import Head
 from gateway.data_port.plans import MAX_NAME, MODEL, Plan, Plans
 from gateway.data_port.service import Service
-from gateway.data_port.underway import Client, ReturnedHeads, Underway
+from gateway.data_port.underway import Client, Relaying, ReturnedHeads
 from gateway.data_port.ways import Way, way_of
 from gateway.dialects.openai import OpenAI
 from gateway.observing.observer import Observer
@@ -63,7 +63,7 @@ class Straight:
         self._max_inflight = service.config.max_inflight
         self.loop_time = asyncio.get_running_loop().time
 
-    def begin(self, plan: Plan, head: Head, body: bytes, to: Client) -> Underway | None:
+    def begin(self, plan: Plan, head: Head, body: bytes, to: Client) -> Relaying | None:
         """Sends it, if it goes straight; what comes of that is told to `to`. None: the stages are to be asked."""
         received, plans = self.now(), self.plans
         if head.length > MAX_BODY or not self._on:
@@ -82,7 +82,8 @@ class Straight:
         if not lane.plain(way.tenant, received) or not gate.take():
             return None
         service.inflight += 1
-        return Underway(self, to, plan.table, way, head, body, received, asked, sent)
+        request_id, idle = self.ids.of(head.headers), way.connections.idle()
+        return Relaying(self, to, plan.table, way, head, body, request_id, received, asked, sent, idle)
 
     def _read(
         self, head: Head, plan: Plan, dialect: OpenAI | None, body: bytes

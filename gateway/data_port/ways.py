@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from multidict import CIMultiDict
 
@@ -24,7 +25,7 @@ from gateway.messages import Bypass, Provenance, Verdict
 from gateway.observing.relayed import UPSTREAM, Relayed
 from gateway.observing.telemetry import Telemetry
 from gateway.observing.trace import Trace
-from gateway.ports import Clock
+from gateway.ports import Clock, Dialect
 from gateway.response_headers import explaining
 from gateway.routing.balance import PeakEwma
 from gateway.routing.retry import RetryBudget
@@ -33,29 +34,23 @@ JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Where requests with one head, for one model, go, and what of them and of their answers is always the same."""
+class Leg:
+    """Where requests with one head, for one model, are sent, and what of them is always the same."""
 
     direct: Direct
     lane: Lane
     gate: Gate
     budget: RetryBudget
     connections: Connections
-    route: str
     tenant: str
     kind: tuple[str, bool] | None  # of calls that take alike; None: no dialect knows them
     pace: PeakEwma | None
-    learns: bool  # what one took tells of others
     model: str | None  # instead of the client's
     before: bytes  # of the request's head
     after: bytes
     bodiless: bool  # a request without a body says no length
     limit_s: float  # how long its answer may take to begin
     upload_limit_s: float  # likewise, with a body
-    told: Relayed
-    start: bytes  # of the answer's head
-    behind_id: bytes
-    exposes: bool
 
     def takes(self, noted: Mapping[str, str]) -> bool:
         """Whether an answer whose head says so, and that is here, may go on as it is."""
@@ -68,6 +63,18 @@ class Way:
         if not body and self.bodiless:
             return self.before + traces + self.after + b"\r\n"
         return b"%b%b%bContent-Length: %d\r\n\r\n%b" % (self.before, traces, self.after, len(body), body)
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Leg):
+    """The leg of requests that only pass through, and what of their answers is always the same."""
+
+    route: str
+    learns: bool  # what one took tells of others
+    told: Relayed
+    start: bytes  # of the answer's head
+    behind_id: bytes
+    exposes: bool
 
     def answer(self, fields: bytes, request_id: str, upstream_s: float, date: str, body: bytes) -> bytes:
         """What `answer_headers` and `head_of` make of it. `fields`: of the backend. An id has no line break."""
@@ -86,37 +93,18 @@ def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Cloc
     read_here = plan.dialect is not None
     if direct is None or (read_here and not direct.calls):
         return None
-    backend, lane = direct.backend, direct.lane
-    if plan.dialect is not None and not understands(backend.speaks, plan.dialect):
-        return None
-    plain = CIMultiDict((name, value) for name, value in head.headers.items() if name.lower() not in UNDECIDED)
-    try:
-        before, after = backend.head(head.method, head.path, head.query, plain, read_here=read_here)
-    except (BadRequest, ValueError):  # the stages say so
+    leg = leg_of(direct, head, plan.dialect, plan.tenant, model)
+    if leg is None:
         return None
     name, reason = direct.pool.name, Bypass.POLICY if read_here else Bypass.PASS_THROUGH
     trace = Trace(clock)
     trace.route = route.name
     explained = fields_of(explaining(Provenance(Verdict.BYPASS, reason, backend=name), trace))
     explained += f"Server-Timing: {UPSTREAM};dur=".encode()
-    kind = (OPERATIONS[head.path], False) if plan.dialect is not None else None
     return Way(
-        direct=direct,
-        lane=lane,
-        gate=backend.gate,
-        budget=direct.pool.budget,
-        connections=direct.client.client.pool,
+        **leg,
         route=route.name,
-        tenant=plan.tenant,
-        kind=kind,
-        pace=None if kind is None else lane.pace_of_kind(kind),
-        learns=kind is not None and kind[0] != "embeddings",
-        model=backend.model_for(model) if read_here else None,
-        before=before,
-        after=after,
-        bodiless=head.method in BODILESS,
-        limit_s=backend.first_byte_s(uploads=False),
-        upload_limit_s=backend.first_byte_s(uploads=kind is None),
+        learns=read_here and OPERATIONS[head.path] != "embeddings",
         told=Relayed(
             telemetry,
             route=route.name,
@@ -130,3 +118,32 @@ def way_of(head: Head, plan: Plan, model: str, telemetry: Telemetry, clock: Cloc
         behind_id=b"\r\nServer: nearhit\r\n" + (explained if direct.exposes else b""),
         exposes=direct.exposes,
     )
+
+
+def leg_of(direct: Direct, head: Head, dialect: Dialect | None, tenant: str, model: str) -> dict[str, Any] | None:
+    """The fields of a `Leg`; None where the stages are to be asked. `dialect` None: none reads the request."""
+    backend, lane, read_here = direct.backend, direct.lane, dialect is not None
+    if dialect is not None and not understands(backend.speaks, dialect):
+        return None
+    plain = CIMultiDict((name, value) for name, value in head.headers.items() if name.lower() not in UNDECIDED)
+    try:
+        before, after = backend.head(head.method, head.path, head.query, plain, read_here=read_here)
+    except (BadRequest, ValueError):  # the stages say so
+        return None
+    kind = (OPERATIONS[head.path], False) if read_here else None
+    return {
+        "direct": direct,
+        "lane": lane,
+        "gate": backend.gate,
+        "budget": direct.pool.budget,
+        "connections": direct.client.client.pool,
+        "tenant": tenant,
+        "kind": kind,
+        "pace": None if kind is None else lane.pace_of_kind(kind),
+        "model": backend.model_for(model) if read_here else None,
+        "before": before,
+        "after": after,
+        "bodiless": head.method in BODILESS,
+        "limit_s": backend.first_byte_s(uploads=False),
+        "upload_limit_s": backend.first_byte_s(uploads=not read_here),
+    }

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, Refused, StreamBroken
@@ -25,6 +25,23 @@ MAX_BUFFER_BYTES = 8 * 1024 * 1024
 MAX_BATCH, BATCH_PART = 64, 128
 # A reader that takes nothing for so long while others wait for it is cut off.
 MAX_STALL_S = 20.0
+
+
+class Joinable(Protocol):
+    """An answer on its way that others may wait for."""
+
+    origin: Traced | None  # the request that caused it, if that is traced
+
+    @property
+    def open(self) -> bool:
+        """Whether a newcomer still gets the whole answer."""
+
+    async def join(self) -> Response:
+        """The answer for one client. Raises what the call raised, and `Led`."""
+
+
+class Led(Exception):
+    """Another flight is in the air by now with what this one was to bring: who waits joins that."""
 
 
 class Flight:
@@ -49,7 +66,6 @@ class Flight:
 
     @property
     def open(self) -> bool:
-        """Whether a newcomer still gets the whole answer."""
         return self._trimmed == 0 and self._error is None and not self.task.cancelling()
 
     async def join(self) -> Response:

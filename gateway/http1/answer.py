@@ -33,6 +33,15 @@ class Answer:
         """Nothing of the body is left to read."""
         return self.whole and not self.pieces
 
+    async def arrived(self, due: float) -> None:
+        """Until its head is here, or why there will be none. Whoever stops waiting ends the exchange."""
+        try:
+            while not self.status and self._connection is not None:
+                await self._connection.wait(due)
+        except BaseException:
+            self.close()
+            raise
+
     async def read(self, due: float) -> bytes:
         """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
         loop. Raises `ExchangeFailed`."""

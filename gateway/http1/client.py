@@ -58,8 +58,8 @@ class Client:
     async def resumed(
         self, answer: Answer, head: bytes, body: bytes, *, headless: bool, repeatable: bool, due: float
     ) -> Answer:
-        """As `ask`, of a request that was sent by `Connection.send`, or was to be, and of which something has come: its
-        answer, or why there is none. `head` and `body`: what was sent."""
+        """As `ask`, of a request that was sent by `Connection.send`, or was to be. `head` and `body`: what was sent."""
+        await answer.arrived(due)
         if answer.status:
             return answer
         assert answer.error is not None

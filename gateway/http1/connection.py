@@ -100,6 +100,10 @@ class Connection(asyncio.Protocol):
         self._told = told
         self._alarm.set(due)
 
+    def forget(self) -> None:
+        """Who was to be told will wait, or ask, instead."""
+        self._told = None
+
     async def wait(self, due: float) -> None:
         """Until something has come of the exchange, its failure included."""
         if self._parser.heard and not self._acknowledges:

@@ -10,7 +10,7 @@ from gateway.cache.looked import Hit
 from gateway.messages import Verdict
 from gateway.observing.access_log import COMMON
 from gateway.observing.metrics import Labels, Tally
-from gateway.observing.repeated import NO_LABELS, inner
+from gateway.observing.repeated import NO_LABELS, as_written, inner
 from gateway.observing.telemetry import Telemetry
 
 # What a plain threshold is held against is all that was judged.
@@ -44,7 +44,7 @@ class Found:
         behind = inner({"dialect": dialect, "verdict": verdict})
         judged = JUDGED if verdict is Verdict.SEMANTIC else b""
         self._line = b'{"time":%%.3f,%b,"id":"%%b",%b,"ms":%%.3f,"timing_ms":{%b},%b,"backend":%%b%b}' % (
-            _as_written(COMMON), _as_written(before), spent, _as_written(behind), judged,
+            as_written(COMMON), as_written(before), spent, as_written(behind), judged,
         )  # fmt: skip
 
     def line(self, wall: float, request_id: str, seconds: float, steps_ms: Iterable[float], hit: Hit) -> bytes:
@@ -55,8 +55,3 @@ class Found:
             return self._line % said
         near = b"%.4f" % alike.similarity
         return self._line % (*said, near, near, near, alike.threshold, near)
-
-
-def _as_written(text: bytes) -> bytes:
-    """For a format."""
-    return text.replace(b"%", b"%%")

@@ -15,6 +15,7 @@ from gateway.cache.looked import Hit
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
+from gateway.observing.fetched import Kind as Missed
 from gateway.observing.found import Found
 from gateway.observing.metrics import bucket_of
 from gateway.observing.relayed import Relayed
@@ -129,6 +130,16 @@ class Observer:
                 logged.add(text)
             if watched:
                 self._decisions.tell(orjson.loads(text))
+
+    def fetched(self, what: Missed, trace: Trace, request_id: str, seconds: float) -> Sequence[float]:
+        """All that `begin`, `first_byte` and `over` leave of a miss that was fetched without the stages, where nothing
+        is traced or recorded -> what its steps took, in milliseconds. `seconds`: as in `found`."""
+        spans = trace.spans
+        own = seconds - spans["upstream"]
+        what.tally.add(seconds, own if own > 0 else 0.0, *spans.values())
+        steps_ms = [1e3 * spent for spent in spans.values()]
+        self._log(Verdict.MISS, what.line_of, request_id, seconds, steps_ms)
+        return steps_ms
 
     def _hit_in_full(
         self,

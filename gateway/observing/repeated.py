@@ -91,3 +91,8 @@ def repeated_of(
 def inner(fields: Mapping[str, object]) -> bytes:
     """Without its braces."""
     return orjson.dumps(fields)[1:-1]
+
+
+def as_written(text: bytes) -> bytes:
+    """For a format."""
+    return text.replace(b"%", b"%%")

@@ -63,6 +63,13 @@ class ResponseStore(Protocol):
         written, where that lease was lost and what lies there may be newer.
         """
 
+    def begin_put(self, entry: Entry, vector: Vector | None) -> Future[Any]:
+        """As `put`, of who has no lease, and no task to wait in: once the future is done, `was_put` says what came of
+        it."""
+
+    def was_put(self, entry: Entry, vector: Vector | None, begun: Future[Any]) -> bool:
+        """To be asked for once. False: it is to be `put` once more."""
+
     async def delete(self, fingerprints: Sequence[str]) -> int:
         """Returns how many there were."""
 
@@ -222,6 +229,9 @@ class VectorIndex(Protocol):
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         """Adds or replaces. After `expires` (wall clock, seconds) it may be forgotten."""
+
+    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
+        """Adds it where that takes microseconds. False: `add` is to be asked, and nothing has been done."""
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         """Adds or replaces several, for less than one by one; what does not fit is left out."""

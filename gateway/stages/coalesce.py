@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway.cache.directives import shares_flight
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
-from gateway.flights.flight import Flight
+from gateway.flights.flight import Flight, Joinable, Led
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Request, Response, Verdict
 from gateway.observing.telemetry import Telemetry
@@ -25,7 +25,7 @@ class Coalesce:
     def __init__(
         self,
         at_hand: Callable[[Request], Response | Request],
-        flights: dict[str, Flight],
+        flights: dict[str, Joinable],
         unstorable: Unstorable,
         telemetry: Telemetry,
     ) -> None:
@@ -41,7 +41,8 @@ class Coalesce:
         if key in self._unstorable:
             self._telemetry.crowds.add("not-held")
             return await forward(request)
-        while (flight := self._flights.get(key)) is not None and flight.open:
+        # Whose call is on its way already leads, and takes the place of who sent it.
+        while request.begun is None and (flight := self._flights.get(key)) is not None and flight.open:
             request.trace.shared(flight.origin)
             with request.trace.span("wait"):
                 try:
@@ -50,7 +51,7 @@ class Coalesce:
                     if error.asker == asker_of(request):
                         raise
                     return await forward(request)  # where answers are shared beyond a tenant: it was another's limit
-                except (OutOfTime, StaleWanted):
+                except (OutOfTime, StaleWanted, Led):
                     continue  # that was the leader's budget: the next one of those that wait leads
         landed = self._at_hand(request)
         if isinstance(landed, Response):

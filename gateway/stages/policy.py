@@ -16,6 +16,7 @@ from gateway.ports import Dialect
 from gateway.precedence import Priority
 from gateway.routing.budget import UNBOUNDED, Budget, budget_of, priority_of
 from gateway.stages.beforehand import Beforehand
+from gateway.stages.fetch import Fetch
 
 # A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
 # together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the
@@ -27,12 +28,14 @@ LARGE = 256 * 1024
 class Chains:
     """A route's stages for the calls that a dialect understands, and for all else. `direct`: what they come to for
     requests that need none of them; None: there are no such. `beforehand`: what finds the answers to calls that need
-    not be waited for; None: some stage is to see each of them."""
+    not be waited for; None: some stage is to see each of them. `fetch`: what those that it finds none for come to;
+    None: what the stages make of them."""
 
     calls: Handler
     others: Handler
     direct: Direct | None = None
     beforehand: Beforehand | None = None
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True)

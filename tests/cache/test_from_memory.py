@@ -15,6 +15,7 @@ from gateway.messages import Neighbour, Refusal, Vector
 from gateway.stages import coalesce
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 POLICY = """
 version: 1
@@ -139,7 +140,11 @@ async def test_a_crowd_that_asks_what_nobody_has_answered_makes_one_call(
 ) -> None:
     await served.chat(ASKED)
     flights.clear()
-    answers = await asyncio.gather(*(served.chat(OTHER) for _ in range(20)))
+    upstream.gate.clear()
+    asked = [asyncio.create_task(served.chat(OTHER)) for _ in range(20)]
+    await until(lambda: served.gateway.data_port.inflight == 20)
+    upstream.gate.set()
+    answers = await asyncio.gather(*asked)
     assert {answer.text for answer in answers} == {f"upstream answers: {OTHER}"}
     assert len(flights) == 1
     assert len(upstream.calls) == 2
