@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.cache.calibrated import WEIGHTS, load_calibration
-from gateway.cache.lexical import difference, differences, read
+from gateway.cache.lexical import difference, differences, kept, read
 from gateway.ports import Candidate, Opinion
 
 FLOOR = 0.6
@@ -28,7 +28,7 @@ class ThresholdVerifier:
     async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         asked = read(question)
         return [
-            Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, read(c.question)))
+            Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, kept(c.question)))
             for c in candidates
         ]
 
@@ -40,7 +40,7 @@ class ThresholdVerifier:
 
     def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
         """The checks that speak against it, each 1."""
-        return {str(found): 1.0 for found in differences(read(question), read(candidate.question))}
+        return {str(found): 1.0 for found in differences(read(question), kept(candidate.question))}
 
     def probability(self, similarity: float) -> float:
         """That an answer that no check speaks against is right."""

@@ -1,9 +1,9 @@
 """Boosted trees, evaluated by what they rule out. Pure.
 
-Each tree is a word of bits, one a leaf, from left to right. A node that sends a row to its right rules out the leaves
-on its left, and of what no node has ruled out the lowest bit is the row's leaf (QuickScorer, Lucchese et al. 2015).
-How many of a feature's thresholds lie below its value says which of its nodes do, in all trees: what they leave is one
-row of a table. So a row of features is a few rows of the table, and no tree is walked.
+Each tree has some bits of a long word, one a leaf, from left to right. A node that sends a row to its right rules out
+the leaves on its left, and of what no node has ruled out the lowest bit is the row's leaf (QuickScorer, Lucchese et al.
+2015). How many of a feature's thresholds lie below its value says which of its nodes do, in all trees: what they leave
+is one word, kept beforehand. So a row of features is the conjunction of a few words, and no tree is walked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
-MOST_LEAVES = 32  # of a tree: bits of a word
+MOST_LEAVES = 16  # of a tree: its bits of a word
+ALL_LEAVES = 2**MOST_LEAVES - 1
 
 
 class Asked(NamedTuple):
@@ -27,41 +28,44 @@ class Asked(NamedTuple):
 
     feature: int
     thresholds: Sequence[float]  # `x <= threshold` goes left; from low to high
-    place: int  # of its first row in the table, less 1
+    least: float  # of these
+    left: Sequence[int]  # words: what is left where so many thresholds are passed
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
     asked: Sequence[Asked]
-    left: IntArray  # (1 + thresholds, trees) words; the first row is of what rules nothing out
+    ones: int  # the lowest bit of each tree
     values: FloatArray  # (trees * MOST_LEAVES,) log-odds
     first: IntArray  # (trees,) place of each tree's first leaf
     base: float  # log-odds before the first tree
 
     def log_odds(self, rows: Sequence[Sequence[float]]) -> FloatArray:
-        """(k, f) -> (k,), for at least one row. 150 trees: 0.01 ms for one row, 0.02 for four."""
-        places, starts = list[int](), list[int]()
-        for row in rows:
-            starts.append(len(places))
-            places.append(0)
-            for feature, thresholds, place in self.asked:
-                if row[feature] > thresholds[0]:
-                    places.append(place + bisect_left(thresholds, row[feature]))
-        left = np.bitwise_and.reduceat(self.left.take(places, 0), starts, axis=0)
-        leaf = np.bitwise_count((left - 1) & ~left)  # as many bits as lie below the lowest one
+        """(k, f) -> (k,), for at least one row. 150 trees: 9 us for one row, 17 for four."""
+        below = np.frombuffer(b"".join(map(self._below, rows)), "<u2").reshape(len(rows), -1)
+        leaf = np.bitwise_count(below)
         return np.asarray(self.values.take(self.first + leaf).sum(1) + self.base)
 
-    def probability(self, rows: Sequence[Sequence[float]]) -> FloatArray:
-        return np.asarray(1.0 / (1.0 + np.exp(-np.minimum(np.maximum(self.log_odds(rows), -30.0), 30.0))))
+    def _below(self, row: Sequence[float]) -> bytes:
+        """Of each tree as many bits as there are leaves before the row's."""
+        left: int = self.ones * ALL_LEAVES
+        for feature, thresholds, least, leaves in self.asked:
+            if row[feature] > least:
+                left &= leaves[bisect_left(thresholds, row[feature])]
+        below: int = (left - self.ones) & ~left
+        return below.to_bytes(len(self.first) * MOST_LEAVES // 8, "little")
+
+    def probability(self, rows: Sequence[Sequence[float]]) -> list[float]:
+        return [1.0 / (1.0 + float(np.exp(-min(max(each, -30.0), 30.0)))) for each in self.log_odds(rows).tolist()]
 
 
 class _Node(NamedTuple):
-    """One that sends `feature > threshold` past the leaves that `left` leaves out."""
+    """One that sends `feature > threshold` past the leaves whose bits `passed` has."""
 
     feature: int
     threshold: float
     tree: int
-    left: int
+    passed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class _Trees:
                 continue
             left, right = int(self.left[node]), int(self.right[node])
             passed = sum(bits[leaf] for leaf in self.leaves(left))
-            yield _Node(int(self.feature[node]), float(self.threshold[node]), tree, ~passed & (2**MOST_LEAVES - 1))
+            yield _Node(int(self.feature[node]), float(self.threshold[node]), tree, passed)
             waiting += (left, right)
 
 
@@ -108,25 +112,25 @@ def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
     values = np.zeros((len(leaves), MOST_LEAVES))
     for tree, its in enumerate(leaves):
         values[tree, : len(its)] = trees.value[its]
-    asked, left = _asked([node for tree in range(len(leaves)) for node in trees.nodes(tree)], len(leaves))
-    return Forest(asked, left, values.ravel(), np.arange(len(leaves)) * MOST_LEAVES, base)
+    asked = _asked([node for tree in range(len(leaves)) for node in trees.nodes(tree)], len(leaves))
+    ones = sum(1 << tree * MOST_LEAVES for tree in range(len(leaves)))
+    return Forest(asked, ones, values.ravel(), np.arange(len(leaves)) * MOST_LEAVES, base)
 
 
-def _asked(nodes: Sequence[_Node], trees: int) -> tuple[Sequence[Asked], IntArray]:
-    """What is asked of each feature, and the table."""
+def _asked(nodes: Sequence[_Node], trees: int) -> Sequence[Asked]:
     of: dict[int, dict[float, list[_Node]]] = {}
     for node in nodes:
         of.setdefault(node.feature, {}).setdefault(node.threshold, []).append(node)
-    asked, rows = [], [np.full(trees, 2**MOST_LEAVES - 1, np.uint32)]
+    asked, nothing = list[Asked](), (1 << trees * MOST_LEAVES) - 1  # is ruled out
     for feature, by_threshold in sorted(of.items()):
-        thresholds, left = sorted(by_threshold), rows[0]
-        asked.append(Asked(feature, thresholds, len(rows) - 1))
+        thresholds, left = sorted(by_threshold), [nothing]
         for threshold in thresholds:
-            left = left.copy()
+            word = left[-1]
             for node in by_threshold[threshold]:
-                left[node.tree] &= node.left
-            rows.append(left)
-    return asked, np.stack(rows)
+                word &= ~(node.passed << node.tree * MOST_LEAVES)
+            left.append(word)
+        asked.append(Asked(feature, thresholds, thresholds[0], left))
+    return asked
 
 
 def _saved(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:

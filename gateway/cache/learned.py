@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
-
 from gateway.cache import lexical
 from gateway.cache.acceptance import FLOOR
 from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS, Calibration, calibration_of
@@ -76,10 +74,11 @@ class LearnedVerifier:
 
     async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         mine, stored = read(question), [candidate.question for candidate in candidates]
-        margins = self._margins(mine, question, stored, [candidate.similarity for candidate in candidates])
+        readings = [kept(other) for other in stored]
+        margins = self._margins(mine, question, readings, stored, [candidate.similarity for candidate in candidates])
         return [
-            self.opinion(margin, lexical.difference(mine.checks, kept(other).checks))
-            for other, margin in zip(stored, margins, strict=True)
+            self.opinion(margin, lexical.difference(mine.checks, other.checks))
+            for other, margin in zip(readings, margins, strict=True)
         ]
 
     def opinion(self, margin: float, doubt: Refusal | None = None) -> Opinion:
@@ -107,23 +106,31 @@ class LearnedVerifier:
 
     def margins(self, asked: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
         """(k,), at most the similarities."""
-        return self._margins(read(asked), asked, stored, similarities)
+        return self._margins(read(asked), asked, [kept(other) for other in stored], stored, similarities)
 
     def _margins(
-        self, reading: Reading, asked: str, stored: Sequence[str], similarities: Sequence[float]
+        self,
+        mine: Reading,
+        asked: str,
+        readings: Sequence[Reading],
+        stored: Sequence[str],
+        similarities: Sequence[float],
     ) -> list[float]:
-        rows = [word_features(reading, kept(other)) for other in stored]
-        wanted, sure = asked.split(), np.zeros(len(stored))
+        rows = [word_features(mine, other) for other in readings]
+        wanted, doubts = asked.split(), [1.0] * len(stored)
         open_ = list[int]()  # to the trees: no rule says it
         for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
             if other.split() == wanted:  # equal but for spaces: the same
-                sure[at] = 1.0
+                doubts[at] = 0.0
             elif max(len(asked), len(other)) <= LONGEST and not any(_NAMED(row)):
                 open_.append(at)  # longer than what is read and not equal: never
         if open_:
-            sure[open_] = self._weights.words.probability([rows[at] for at in open_])
-        doubt = self._weights.weight * (1 - sure) ** self._weights.power
-        return [float(s - d) for s, d in zip(similarities, doubt, strict=True)]
+            for at, sure in zip(open_, self._weights.words.probability([rows[at] for at in open_]), strict=True):
+                doubts[at] = 1.0 - sure
+        weight, power = self._weights.weight, self._weights.power
+        # A square is the product: what the library raises to a power of 2 differs in the last bit now and then.
+        raised = [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
+        return [float(similarity) - weight * each for similarity, each in zip(similarities, raised, strict=True)]
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:

@@ -7,12 +7,11 @@ Each check names one way in which two similar questions differ; a check that fin
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from gateway.cache.payload import plain, quoted_in, transforms
-from gateway.cache.sought import Clues, Sought, any_of, clues_of, digits
+from gateway.cache.sought import Clues, Sought, any_of, clues_of, digits, written_with
 from gateway.messages import Refusal
 from gateway.messages.values import value
 
@@ -20,17 +19,17 @@ from gateway.messages.values import value
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same of ASCII, in half the time
 _NUMBER = Sought(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
-_NEGATORS = any_of(
-    "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca t"
-)
+_NEGATIVE = "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca jamas"
+_NEGATES, _NEGATORS, _NEGATING = frozenset(_NEGATIVE.split()), any_of(f"{_NEGATIVE} t"), ("kein", "ningun")
 _NEGATED = Sought(
     re.compile(
         r"\b(?=[cejknosuw])(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
         r"nicht|kein\w*|nie|ohne|sin|nunca|jam[a\u00e1]s|ning[u\u00fa]n\w*)\b|n['\u2019]t\b|\u4e0d|\u6ca1|\u672a",
         re.IGNORECASE,
     ),
-    lambda clues: _NEGATORS(clues) or any(part in clues.plain for part in ("kein", "jamas", "ningun")),
+    lambda clues: _NEGATORS(clues) or any(part in clues.plain for part in _NEGATING),
 )
+_QUOTES = written_with('"`')
 _DIRECTION = Sought(
     re.compile(r"\b(?:from|de|von)\s(.{1,80}?)\s(?:to|into|a|nach|zu)\s([^?.!,;]{1,80})", re.IGNORECASE),
     any_of("from de von"),
@@ -93,8 +92,8 @@ class Lexical:
     clues: Clues | None
 
 
-@lru_cache(maxsize=1024)
 def read(text: str) -> Lexical:
+    """As it is asked: most questions come once. For what is stored `kept`."""
     plainly = plain(text)
     words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
     vocabulary = frozenset(words)
@@ -104,29 +103,48 @@ def read(text: str) -> Lexical:
         words=words,
         vocabulary=vocabulary,
         numbers=frozenset(number.replace(",", "") for number in _NUMBER.found(text, clues)),
-        negations=len(_NEGATED.found(text, clues)),
-        names=frozenset() if text.islower() else _names(text),
+        negations=_negations(text, words, clues),
+        names=_names(text),
         directions=tuple((_head(a), _head(b)) for a, b in directions),
         transforms=transforms(text),
-        quoted=quoted_in(text),
+        quoted=quoted_in(text) if clues is None or _QUOTES(clues) else frozenset(),
         plain=plainly,
         clues=clues,
     )
 
 
+kept = lru_cache(maxsize=1024)(read)
+
+
+def _negations(text: str, words: Sequence[str], clues: Clues | None) -> int:
+    if clues is None or clues.joined:
+        return len(_NEGATED.found(text, clues))
+    count = 0 if _NEGATES.isdisjoint(clues.runs) else sum(map(_NEGATES.__contains__, words))
+    if any(part in clues.plain for part in _NEGATING):
+        count += sum(word.startswith(_NEGATING) for word in words)
+    return count
+
+
 def _names(text: str) -> frozenset[str]:
     """A capital inside a word always names something; one at its start does unless a sentence begins there."""
-    pattern = _ASCII_WORD if text.isascii() else _WORD
-    written = [word for word in pattern.findall(text) if not word.islower()]
-    inside = {word.lower() for word in written if any(map(str.isupper, word[1:]))}
+    if text.islower():
+        return frozenset()
+    if text.isascii():
+        if text[1:].islower():
+            return frozenset()  # it begins with a capital, as sentences do
+        written = [word for word in _ASCII_WORD.findall(text) if not word.islower()]
+        inside = {lower for word in written if (lower := word.lower())[1:] != word[1:]}
+    else:
+        written = [word for word in _WORD.findall(text) if not word.islower()]
+        inside = {word.lower() for word in written if any(map(str.isupper, word[1:]))}
     if len(inside) == len(written):
         return frozenset(inside)
-    names, beginning = inside, Counter(_starters(text))
+    names, beginning = inside, _starters(text)
     for word in written:
         if not word[0].isupper() or (lower := word.lower()) in inside or lower in _SAID_OF_ONESELF:
             continue
-        if beginning[word] > 0:
-            beginning[word] -= 1  # once for each sentence that begins with it
+        if word in beginning:
+            beginning.remove(word)  # once for each sentence that begins with it
         else:
             names.add(lower)
     return frozenset(names)
@@ -185,6 +203,8 @@ def _opposed(asked: Lexical, stored: Lexical) -> bool:
 
 
 def _reversed(asked: Lexical, stored: Lexical) -> bool:
+    if not asked.directions or not stored.directions:
+        return False
     known = frozenset(stored.directions)
     return any((b, a) in known and a != b for a, b in asked.directions)
 

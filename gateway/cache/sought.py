@@ -15,6 +15,7 @@ from typing import Any
 from gateway.messages.values import value
 
 _RUN = re.compile(r"\w+")
+_JOINS = frozenset("'_")
 
 
 @value(frozen=True, slots=True)
@@ -24,16 +25,17 @@ class Clues:
 
     runs: frozenset[str]  # of letters, digits and underscores, in lower case
     plain: str  # the whole text, lower-cased, with single spaces
-    digits: bool  # it may have some
+    signs: frozenset[str]  # that it is written with
+    joined: bool  # some run is part of a longer word, or of several words
 
 
 def clues_of(text: str, plain: str, words: frozenset[str]) -> Clues | None:
     """`words`: those that letters and digits make, in lower case, some of them joined by an apostrophe."""
     if not text.isascii():
         return None
-    joined = "'" in plain or "_" in plain
-    runs = frozenset(_RUN.findall(plain)) if joined else words
-    return Clues(runs, plain, not "".join(runs).isalpha())
+    signs = frozenset(plain)
+    joined = not _JOINS.isdisjoint(signs)
+    return Clues(frozenset(_RUN.findall(plain)) if joined else words, plain, signs, joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +56,10 @@ def any_of(words: str) -> Callable[[Clues], bool]:
     return lambda clues: not needed.isdisjoint(clues.runs)
 
 
-def digits(clues: Clues) -> bool:
-    return clues.digits
+def written_with(signs: str) -> Callable[[Clues], bool]:
+    """Whether one of these signs is in it."""
+    needed = frozenset(signs)
+    return lambda clues: not needed.isdisjoint(clues.signs)
+
+
+digits = written_with("0123456789")

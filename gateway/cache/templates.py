@@ -30,10 +30,11 @@ class Varying:
 def varying(asked: str, stored: str, neighbours: Sequence[str]) -> Varying | None:
     """The parts to compare, or None where these are no prompts of one frame. `neighbours`: the stored prompts nearest
     to `asked`, `stored` among them or not. Words are what stands between spaces; case does not matter."""
-    mine, theirs = asked.split(), stored.split()
-    head, tail = _shared(mine, theirs)
+    folded = _folded(asked)
+    head, tail = _shared(folded, _folded(stored))
     if head + tail < LEAST_WORDS:
         return None
+    mine, theirs = asked.split(), stored.split()
     found = Varying(" ".join(mine[head : len(mine) - tail]), " ".join(theirs[head : len(theirs) - tail]))
     if found.same or head + tail >= SURE_WORDS:
         return found
@@ -41,10 +42,10 @@ def varying(asked: str, stored: str, neighbours: Sequence[str]) -> Varying | Non
         return None
     contents = {found.stored.casefold()}
     for other in neighbours:
-        words = other.split()
-        its_head, its_tail = _shared(mine, words)
+        words = _folded(other)
+        its_head, its_tail = _shared(folded, words)
         if its_head >= head and its_tail >= tail:
-            contents.add(" ".join(words[head : len(words) - tail]).casefold())
+            contents.add(" ".join(words[head : len(words) - tail]))
     return found if len(contents) >= LEAST_OTHERS else None
 
 
@@ -54,13 +55,18 @@ def framed(asked: str, stored: str, neighbours: Sequence[str]) -> bool:
     return parts is not None and not parts.same
 
 
+def _folded(text: str) -> list[str]:
+    """Its words without their case."""
+    return text.lower().split() if text.isascii() else [word.casefold() for word in text.split()]
+
+
 def _shared(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
     """Words alike at the beginning, and at the end without them."""
     least = min(len(a), len(b))
     head = 0
-    while head < least and a[head].casefold() == b[head].casefold():
+    while head < least and a[head] == b[head]:
         head += 1
     tail = 0
-    while tail < least - head and a[-1 - tail].casefold() == b[-1 - tail].casefold():
+    while tail < least - head and a[-1 - tail] == b[-1 - tail]:
         tail += 1
     return head, tail

@@ -21,7 +21,7 @@ PIECES = [
     *("from", "de", "von", "to", "into", "a", "nach", "zu", "vs", "versus", "over", "than", "before", "after", "minus"),
     *("more", "less", "better", "between", "both", "and", "or", "und", "oder", "y", "entre", "Oslo", "word", "x"),
     *("7", "3.5", "1,000", "-4", "15%", "f(x)", "(x)", "foo_bar", "__x", "--all", "-a", "->", "=>", "==", "!=", "<="),
-    *("{", "]", ";", "=", ":", "?", ".", "'", "_", "-"),
+    *("{", "]", ";", "=", ":", "?", ".", "'", "_", "-", '"', "`", '"x"', "`x`"),
 ]
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=12).flatmap(
     lambda pieces: st.sampled_from([" ".join(pieces), "".join(pieces), " ".join(pieces).upper(), "\n".join(pieces)])
@@ -29,7 +29,7 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_si
 
 
 def test_every_pattern_is_held() -> None:
-    assert len(SOUGHT) == 8
+    assert len(SOUGHT) == 9
 
 
 @pytest.mark.parametrize("at", range(len(SOUGHT)))

@@ -36,6 +36,7 @@ CAUTION = 1.5
 GROWTH = 0.55
 MOST_GROWN = 8.0  # beyond, labels have to say it
 LEAST_SIZED = 20.0  # lookups before a size is typical
+MOST_BEHIND = 64  # meetings
 MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
 
 
@@ -44,15 +45,20 @@ Pools = Sequence[tuple[Pool, int]]
 
 @value(frozen=True, slots=True)
 class Standing:
-    """What the books say as they stand."""
+    """What the books said when they were looked at."""
 
     threshold: float  # the lowest score that may be served
-    # By band, how much more than the mean share its hits are audited. Where least is known, most is asked (Neyman
-    # allocation); within a band all hits are alike, so no estimate is distorted.
-    audit_weights: list[float]
-    wrong_shares: list[
-        float
-    ]  # by band, the chance that a neighbour of such a score is wrong, by calibration and labels
+    pools: Pools
+    rates: np.ndarray  # neighbours of each band a request
+
+    def wrong_shares(self) -> list[float]:
+        """By band, the chance that a neighbour of such a score is wrong, by calibration and labels."""
+        return _shares(self.pools)
+
+    def audit_weights(self) -> list[float]:
+        """By band, how much more than the mean share its hits are audited. Where least is known, most is asked (Neyman
+        allocation); within a band all hits are alike, so no estimate is distorted."""
+        return _audit_weights(self.pools, self.rates, self.threshold)
 
 
 class Ledger:
@@ -62,30 +68,67 @@ class Ledger:
         shares, rates = np.array(prior, np.float64).T
         self._prior_wrong = np.clip(shares * CAUTION, 0.0, 0.98) * PRIOR_LABELS
         self._prior_met = rates * PRIOR_REQUESTS
-        self.labels = np.zeros(BANDS)
-        self.wrong = np.zeros(BANDS)
-        self.met = np.zeros(BANDS)
-        self.requests = 0.0
-        self.sized = 0.0  # lookups whose number of entries is known
-        self.log_size = 0.0  # the sum of its logarithm over them
+        self.restore(np.zeros(BANDS), np.zeros(BANDS), np.zeros(BANDS))
+
+    def restore(
+        self,
+        labels: np.ndarray,
+        wrong: np.ndarray,
+        met: np.ndarray,
+        requests: float = 0.0,
+        sized: float = 0.0,
+        log_size: float = 0.0,
+    ) -> None:
+        """`sized`: lookups whose number of entries is known, `log_size`: the sum of its logarithm over them."""
+        self._labels, self._wrong, self._met = labels, wrong, met
+        self._behind = 0  # requests that the arrays have not been told of
+        self._meetings: list[tuple[int, int]] = []  # nor of these: band, and how far they were behind then
+        self.requests, self.sized, self.log_size = requests, sized, log_size
+
+    @property
+    def labels(self) -> np.ndarray:
+        self._catch_up()
+        return self._labels
+
+    @property
+    def wrong(self) -> np.ndarray:
+        self._catch_up()
+        return self._wrong
+
+    @property
+    def met(self) -> np.ndarray:
+        self._catch_up()
+        return self._met
 
     def advance(self, requests: int) -> None:
         """`requests` have come since the last call, with or without a neighbour."""
         if requests <= 0:
             return
-        fade = (1 - 1 / LABEL_MEMORY) ** requests
-        self.labels *= fade
-        self.wrong *= fade
+        self._behind += requests
         fade = (1 - 1 / TRAFFIC_MEMORY) ** requests
-        self.met *= fade
         self.sized *= fade
         self.log_size *= fade
         self.requests = self.requests * fade + (1 - fade) * TRAFFIC_MEMORY
 
+    def _catch_up(self) -> None:
+        """The arrays are read every ten lookups or so, and brought up to date then."""
+        behind, kept = self._behind, 1 - 1 / TRAFFIC_MEMORY
+        if behind:
+            fade = (1 - 1 / LABEL_MEMORY) ** behind
+            self._labels *= fade
+            self._wrong *= fade
+            self._met *= kept**behind
+        for band, then in self._meetings:
+            self._met[band] += kept ** (behind - then)
+        self._behind = 0
+        self._meetings.clear()
+
     def meet(self, score: float, entries: int = 0) -> None:
         """The best neighbour of a request has this score, whether or not it is served. `entries`: that it is the best
         of; 0 where that is not known."""
-        self.met[band_of(score)] += 1
+        self._meetings.append((band_of(score), self._behind))
+        if len(self._meetings) >= MOST_BEHIND:
+            self._catch_up()
         if entries > 0:
             self.sized += 1
             self.log_size += math.log(entries)
@@ -93,8 +136,9 @@ class Ledger:
     def add(self, traffic: Traffic) -> None:
         """What another gateway has met."""
         self.advance(traffic.requests)
+        met = self.met
         for band, count in traffic.met.items():
-            self.met[min(BANDS - 1, max(0, band))] += count
+            met[min(BANDS - 1, max(0, band))] += count
         self.sized += traffic.sized
         self.log_size += traffic.log_size
 
@@ -115,9 +159,9 @@ class Ledger:
     def looked_at(self, max_wrong_hits: float, growth: float = 1.0) -> Standing:
         """For this promise, in wrong hits over all requests, where `growth` times as many are to be expected as was
         seen."""
-        pools, met = self._pools(), self._rates()
-        threshold = _lowest(pools, met.tolist(), int(max_wrong_hits * WINDOW + 1e-9), WINDOW * growth)
-        return Standing(threshold, _audit_weights(pools, met, threshold), _shares(pools))
+        pools, rates = self._pools(), self._rates()
+        threshold = _lowest(pools, rates.tolist(), int(max_wrong_hits * WINDOW + 1e-9), WINDOW * growth)
+        return Standing(threshold, pools, rates)
 
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
         """See `Standing`."""
@@ -183,7 +227,10 @@ def _audit_weights(pools: Pools, met: np.ndarray, threshold: float) -> list[floa
 
 
 def _shares(pools: Pools) -> list[float]:
-    return [pool.rate for pool, last in reversed(pools) for _ in range(pool.first, last + 1)]
+    shares = list[float]()
+    for pool, last in reversed(pools):
+        shares += [pool.rate] * (last + 1 - pool.first)
+    return shares
 
 
 def band_of(score: float) -> int:

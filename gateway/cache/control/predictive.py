@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from gateway.messages.values import value
 
+LEAST_LOG = -700.0
+
 
 def chance_of_more(mean: float, variance: float, limit: int, least: float = 0.0) -> float:
     """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
@@ -15,13 +17,17 @@ def chance_of_more(mean: float, variance: float, limit: int, least: float = 0.0)
     if mean <= 0:
         return 0.0
     variance = max(variance, mean * (1 + 1e-6))
-    size, success = mean * mean / (variance - mean), mean / variance
-    log_term, log_failure, below = size * math.log(success), math.log1p(-success), 0.0
-    for k in range(limit + 1):
-        below += math.exp(log_term)
+    size, success, failure = mean * mean / (variance - mean), mean / variance, (variance - mean) / variance
+    log_term, first = size * math.log(success), 0
+    while log_term < LEAST_LOG and first <= limit:  # what no float can hold adds nothing
+        log_term += math.log((size + first) / (first + 1) * failure)
+        first += 1
+    term, below = math.exp(log_term), 0.0
+    for k in range(first, limit + 1):
+        below += term
         if 1.0 - below <= least:
             break
-        log_term += math.log((size + k) / (k + 1)) + log_failure
+        term *= (size + k) / (k + 1) * failure
     return max(0.0, 1.0 - below)
 
 
@@ -56,15 +62,18 @@ def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
     Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
     up to where it decides.
     """
-    pools: list[Pool] = []
+    firsts, sums, counts, rates = list[int](), list[float](), list[float](), list[float]()
     for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
-        pool = Pool(band, event, trial, event / trial)
-        while pools and pool.rate > pools[-1].rate:
-            last = pools.pop()
-            events_of, trials_of = last.events + pool.events, last.trials + pool.trials
-            pool = Pool(last.first, events_of, trials_of, events_of / trials_of)
-        pools.append(pool)
-    return pools
+        rate, first = event / trial, band
+        while rates and rate > rates[-1]:
+            rates.pop()
+            first, event, trial = firsts.pop(), sums.pop() + event, counts.pop() + trial
+            rate = event / trial
+        firsts.append(first)
+        sums.append(event)
+        counts.append(trial)
+        rates.append(rate)
+    return list(map(Pool, firsts, sums, counts, rates))
 
 
 def wilson(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 
 from gateway.cache.control.evidence import Evidence, Labelled
-from gateway.cache.control.ledger import BANDS, Ledger, band_of
+from gateway.cache.control.ledger import BANDS, Ledger, Standing, band_of
 from gateway.cache.control.traffic import Traffic
 from gateway.cache.control.wrong_hits import Estimate, Label, WrongHits
 from gateway.errors import SnapshotInvalid
@@ -63,7 +63,8 @@ class RouteControl:
         self._pending = 0  # requests that `_wrong_hits` has not been told of
         self._thresholds: dict[tuple[float, int], float] = {}
         self._shares = self._ledger.wrong_shares()
-        self._weights: list[float] = [1.0] * BANDS
+        self._standing: Standing | None = None  # of the last look at the books
+        self._weights: list[float] | None = None  # its audit weights, where somebody has asked for them
         self.in_force: float | None = None  # the threshold that the last lookup was held against
 
     def reset(self) -> None:
@@ -115,9 +116,9 @@ class RouteControl:
         step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
         known = self._thresholds.get((budget, step))
         if known is None:
-            standing = self._ledger.looked_at(budget, GROWTH_STEP**step)
-            known = self._thresholds[budget, step] = standing.threshold
-            self._weights, self._shares = standing.audit_weights, standing.wrong_shares
+            self._standing = self._ledger.looked_at(budget, GROWTH_STEP**step)
+            known = self._thresholds[budget, step] = self._standing.threshold
+            self._shares, self._weights = self._standing.wrong_shares(), None
         self.in_force = known
         return known
 
@@ -158,7 +159,11 @@ class RouteControl:
 
     def audit_chance(self, score: float, share: float) -> float:
         """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
-        return 1.0 if share >= 1.0 else min(1.0, share * self._weights[band_of(score)])
+        if share >= 1.0:
+            return 1.0
+        if self._weights is None:
+            self._weights = [1.0] * BANDS if self._standing is None else self._standing.audit_weights()
+        return min(1.0, share * self._weights[band_of(score)])
 
     # What became known
 
@@ -280,8 +285,7 @@ class RouteControl:
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
-        self._ledger.labels, self._ledger.wrong, self._ledger.met = labels, wrong, met
-        self._ledger.requests, self._ledger.sized, self._ledger.log_size = requests, sized, log_size
+        self._ledger.restore(labels, wrong, met, requests, sized, log_size)
         self._evidence, self._wrong_hits = evidence, known
         self.version = version
         self._thresholds.clear()

@@ -7,14 +7,14 @@ longer text only meets these bounds when somebody means harm.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from itertools import pairwise
 
 from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
-from gateway.cache.sought import Sought, any_of, digits
+from gateway.cache.sought import Sought, any_of, digits, written_with
 from gateway.messages.values import value
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
@@ -22,20 +22,23 @@ MOST_WORDS = 256  # what 256 tokens can hold
 KEPT = 1024  # readings: what is stored is read again for every question near it; 0.05 ms each, some 6 kB
 KEPT_STEMS = 4096  # words
 
+_NOTHING: frozenset[str] = frozenset()
 _HAN = "\u3400-\u9fff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+(?:['\u2019.+#-][^\W_{_HAN}]+){{0,4}}[+#]{{0,2}}")
-_JOINS = "'+#_-"  # what joins letters to one word here, to another one for the checks, or to none
+_JOINED = written_with("'+#_-")  # what joins letters to one word here, to another one for the checks, or to none
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are one number
 _NUMBER = Sought(re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?"), digits)
-_QUOTED = re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]")
+_QUOTED = Sought(
+    re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]"),
+    written_with('"`'),
+)
 _SYMMETRIC = Sought(
     re.compile(r"\b(?:between|both|and|or|vs|versus|und|oder|y|entre)\b", re.IGNORECASE),
     any_of("between both and or vs versus und oder y entre"),
 )
-_SIGNS = re.compile(r"[(_={}\[\];-]")
 _CODE = Sought(
     re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}(?:_\w{1,30})+|[=<>!]=|[{}\[\];]|=>|->"),
-    lambda clues: _SIGNS.search(clues.plain) is not None,
+    written_with("(_={}[];-"),
 )
 
 
@@ -62,11 +65,20 @@ class Reading:
 
 def read(text: str) -> Reading:
     """As it is asked: most questions come once. For what is stored `kept`."""
+    return _read(text, lexical.read)
+
+
+@lru_cache(maxsize=KEPT)
+def kept(text: str) -> Reading:
+    return _read(text, lexical.kept)
+
+
+def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> Reading:
     text = text[:LONGEST]
-    basis = checks = lexical.read(text)
+    basis = checks = read_words(text)
     if "," in text or "\u2019" in text:
         text = _GROUPED.sub("", text.replace("\u2019", "'"))
-        basis = lexical.read(text)
+        basis = read_words(text)
     clues = basis.clues
     words = _words(text, basis)
     vocabulary, pairs = frozenset(words), frozenset(pairwise(words))
@@ -75,7 +87,7 @@ def read(text: str) -> Reading:
     places: dict[str, int] = {}
     for at, short in enumerate(content):
         places.setdefault(short, at)
-    marked = vocabulary & v.MARKED
+    meant = _meant(vocabulary)
     return Reading(
         checks=checks,
         words=words,
@@ -86,42 +98,39 @@ def read(text: str) -> Reading:
         aspects=aspects(vocabulary, pairs),
         conditions=conditions(words, stems, vocabulary),
         kinds=(
-            _numbers(_NUMBER.found(text, clues), marked),
-            _mapped(marked, v.UNITS),
-            _mapped(marked, v.CALENDAR),
-            _mapped(marked, v.QUANTIFIERS),
-            marked & v.COMPARATIVES,
-            frozenset(quoted.lower().strip() for quoted in _QUOTED.findall(text)),
+            frozenset(map(_plain, _NUMBER.found(text, clues)[:MOST_WORDS])) | meant.get("number", _NOTHING),
+            frozenset(meant.get("unit", _NOTHING)),
+            frozenset(meant.get("calendar", _NOTHING)),
+            frozenset(meant.get("quantifier", _NOTHING)),
+            frozenset(meant.get("comparative", _NOTHING)),
+            frozenset([quoted.lower().strip() for quoted in _QUOTED.found(text, clues)]),
             frozenset(_CODE.found(text, clues)[:MOST_WORDS]),
         ),
         names=basis.names if len(basis.names) <= MOST_WORDS else frozenset(list(basis.names)[:MOST_WORDS]),
         negations=basis.negations,
         directions=frozenset(basis.directions[:MOST_WORDS]),
         asks=_asks(words),
-        tenses=frozenset(t for t, of in (("past", v.PAST), ("future", v.FUTURE)) if not of.isdisjoint(marked)),
-        modals=_mapped(marked, v.MODALS),
-        persons=_mapped(marked, v.PERSONS),
+        tenses=frozenset(meant.get("tense", _NOTHING)),
+        modals=frozenset(meant.get("modal", _NOTHING)),
+        persons=frozenset(meant.get("person", _NOTHING)),
         symmetric=bool(_SYMMETRIC.found(text, clues)),
     )
 
 
-kept = lru_cache(maxsize=KEPT)(read)
-
-
 def _words(text: str, basis: lexical.Lexical) -> tuple[str, ...]:
     """Those of the checks, where nothing is in the text that would join others. A dot at its end joins nothing."""
-    if basis.clues is None or "." in text.rstrip(". ") or any(map(text.__contains__, _JOINS)):
+    if basis.clues is None or "." in text.rstrip(". ") or _JOINED(basis.clues):
         return tuple(map(str.lower, _WORD.findall(text)[:MOST_WORDS]))
     return basis.words[:MOST_WORDS]
 
 
-def _mapped(words: Set[str], table: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(table[word] for word in words if word in table)
-
-
-def _numbers(found: Sequence[str], words: Set[str]) -> frozenset[str]:
-    digits = (_plain(number) for number in found[:MOST_WORDS])
-    return frozenset(digits) | _mapped(words, v.NUMBER_WORDS)
+def _meant(vocabulary: Set[str]) -> Mapping[str, Set[str]]:
+    """By kind, what the words mean of it: of most questions two or three words mean something."""
+    meant: dict[str, set[str]] = {}
+    for word in vocabulary & v.MARKED:
+        for kind, meaning in v.MEANT[word]:
+            meant.setdefault(kind, set()).add(meaning)
+    return meant
 
 
 def _plain(number: str) -> str:

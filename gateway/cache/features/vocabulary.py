@@ -5,6 +5,8 @@ Lower case throughout. English first; German and Spanish where a word decides th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.cache.lexical import OPPOSITES as COMMON_OPPOSITES
 
 
@@ -155,8 +157,23 @@ PERSONS = {
     "us": "we",
 }
 
-# Words that any of these knows: of most questions two or three.
-MARKED = frozenset().union(NUMBER_WORDS, UNITS, CALENDAR, QUANTIFIERS, COMPARATIVES, PAST, FUTURE, MODALS, PERSONS)
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "number": NUMBER_WORDS,
+    "unit": UNITS,
+    "calendar": CALENDAR,
+    "quantifier": QUANTIFIERS,
+    "comparative": {word: word for word in COMPARATIVES},
+    "tense": dict.fromkeys(PAST, "past") | dict.fromkeys(FUTURE, "future"),
+    "modal": MODALS,
+    "person": PERSONS,
+}
+# By word, each kind that it is of, and what it means there.
+MEANT = {
+    word: [(kind, table[word]) for kind, table in KINDS.items() if word in table]
+    for table in KINDS.values()
+    for word in table
+}
+MARKED = frozenset(MEANT)
 
 _MORE_OPPOSITES = (
     "allow forbid|allowed forbidden|attach detach|begin end|bigger smaller|bigger tiny|boil freeze|borrow return|"

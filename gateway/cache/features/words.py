@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from itertools import chain, combinations, starmap
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from gateway.cache.features.reading import KEPT_STEMS, Reading
@@ -78,7 +78,7 @@ def word_features(asked: Reading, stored: Reading) -> WordFeatures:
         *_difference(asked.names - words_b - STOP, stored.names - words_a - STOP),
         float(asked.negations % 2 != stored.negations % 2),
         _opposites(words_a - words_b, words_b - words_a),
-        float(any((y, x) in stored.directions and x != y for x, y in asked.directions)),
+        _reversed(asked.directions, stored.directions),
         inverted,
         inverted if ordered else 0.0,
         _asks_differ(asked.asks, stored.asks),
@@ -104,7 +104,7 @@ def _kinds(a: Sequence[Set[str]], b: Sequence[Set[str]]) -> Iterable[float]:
     """Five kinds swapped and extra; of what is quoted and of code both together."""
     if a == b:
         return _NO_KINDS
-    *five, quoted, code = starmap(_difference, zip(a, b, strict=True))
+    *five, quoted, code = map(_difference, a, b)
     return *chain.from_iterable(five), sum(quoted), sum(code)
 
 
@@ -116,34 +116,51 @@ def _difference(a: Set[str], b: Set[str]) -> tuple[float, float]:
 
 
 def _conditions(asked: Reading, stored: Reading) -> tuple[float, float, float, float]:
-    if not asked.conditions and not stored.conditions:
+    if asked.conditions == stored.conditions:  # each has all words of the other's
         return 0.0, 0.0, 0.0, 0.0
-    sides = (asked.conditions, stored.places.keys()), (stored.conditions, asked.places.keys())
-    none = [sum(of.isdisjoint(other) for _, of in conditions) for conditions, other in sides]
-    some = [sum(not of <= other for _, of in conditions) for conditions, other in sides]
+    none_a, some_a = _lacked(asked.conditions, stored.places.keys())
+    none_b, some_b = _lacked(stored.conditions, asked.places.keys())
     return (
-        min(float(min(none)), _CAP),
-        min(float(abs(none[0] - none[1])), _CAP),
-        min(float(min(some)), _CAP),
-        min(float(abs(some[0] - some[1])), _CAP),
+        min(float(min(none_a, none_b)), _CAP),
+        min(float(abs(none_a - none_b)), _CAP),
+        min(float(min(some_a, some_b)), _CAP),
+        min(float(abs(some_a - some_b)), _CAP),
     )
+
+
+def _lacked(conditions: Sequence[tuple[str, Set[str]]], stems: Set[str]) -> tuple[int, int]:
+    """Of how many phrases no word is among the stems, and of how many some word is not."""
+    none = some = 0
+    for _, phrase in conditions:
+        if not phrase <= stems:
+            some += 1
+            none += phrase.isdisjoint(stems)
+    return none, some
 
 
 def _ends(asked: Reading, stored: Reading, left_a: Set[str], left_b: Set[str]) -> tuple[float, float, float, float]:
-    sides = (asked.content, left_a), (stored.content, left_b)
-    longest = [min(max(map(len, left), default=0), 12) for _, left in sides]
-    return (
-        sum(words[0] in left for words, left in sides if words) / 2,
-        sum(words[-1] in left for words, left in sides if words) / 2,
-        float(min(longest)),
-        float(abs(longest[0] - longest[1])),
-    )
+    if not left_a and not left_b:
+        return 0.0, 0.0, 0.0, 0.0
+    first = last = 0
+    for words, left in ((asked.content, left_a), (stored.content, left_b)):
+        if left:
+            first += words[0] in left
+            last += words[-1] in left
+    longest_a, longest_b = (min(max(map(len, left), default=0), 12) for left in (left_a, left_b))
+    return first / 2, last / 2, float(min(longest_a, longest_b)), float(abs(longest_a - longest_b))
 
 
 def _opposites(only_a: Set[str], only_b: Set[str]) -> float:
     if not only_a or not only_b:
         return 0.0
-    return min(float(sum(1 for word in only_a if word in OPPOSITES and OPPOSITES[word] & only_b)), _CAP)
+    opposed = [word for word in only_a if word in OPPOSITES and not OPPOSITES[word].isdisjoint(only_b)]
+    return min(float(len(opposed)), _CAP)
+
+
+def _reversed(a: Set[tuple[str, str]], b: Set[tuple[str, str]]) -> float:
+    if not a or not b:
+        return 0.0
+    return float(any((y, x) in b and x != y for x, y in a))
 
 
 def _asks_differ(a: str, b: str) -> float:
