@@ -13,8 +13,8 @@ MOST = {
     "exact hit": (22, 23),
     "pass-through miss": (54, 57),
     "unknown path": (45, 46),
-    "exact hit, new bytes": (58, 65),
-    "semantic hit (hash)": (60, 69),
+    "exact hit, new bytes": (56, 63),
+    "semantic hit (hash)": (58, 67),
     "chat miss, stored in both caches": (172, 188),
     "live stream, 74 events": (1450, 1570),
 }

@@ -40,8 +40,8 @@ class HashEncoder:
         hashes = [*map(crc32, words)]
         hashes += map(crc32, words, hashes[1:])  # of pairs, the later word first: "cup cake" is no "cupcake"
         dimension = self.dimension
-        # Half of the features count against: so collisions do not add up.
-        places = np.frombuffer(array("Q", hashes), np.int64) % (2 * dimension)
+        # Half of the features count against: so collisions do not add up. Read as signed, of which they have half.
+        places = np.frombuffer(array("L", hashes), np.int64) % (2 * dimension)
         counts = np.bincount(places, minlength=2 * dimension)
         vector = (counts[:dimension] - counts[dimension:]).astype(np.float32)
         norm = math.sqrt(vector.dot(vector))

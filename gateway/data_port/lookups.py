@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp.helpers import rfc822_formatted_time
 
@@ -21,7 +22,7 @@ from gateway.cache.looked import Hit, Missed
 from gateway.data_port.front import Front
 from gateway.data_port.heads import Head
 from gateway.data_port.hit_heads import exact_form, hidden_form, semantic_form
-from gateway.data_port.plans import MAX_NAME, MODEL, Plan, Plans
+from gateway.data_port.plans import LOOKED_AT, MAX_NAME, Plan, Plans
 from gateway.data_port.service import Service
 from gateway.errors import BadRequest
 from gateway.messages import Asked, Call, Request, Verdict
@@ -37,7 +38,6 @@ from gateway.stages.beforehand import Beforehand
 from gateway.stages.from_memory import note
 from gateway.stages.policy import Terms, terms_of
 
-MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
 MAX_FORMS = 64
 NOT_LOOKED = Missed({})
 
@@ -68,21 +68,20 @@ class Known:
         self.forms[content_type, semantic] = form
         return form
 
-    def answer(self, request_id: str, hit: Hit, steps_ms: Sequence[float], body: bytes) -> bytes:
-        """A request's id has no line break. Raises as `form`."""
+    def answer(self, request_id: bytes, hit: Hit, steps_ms: Sequence[float], near: bytes, body: bytes) -> bytes:
+        """A request's id has no line break. `near`: as `Found.line`. Raises as `form`."""
         alike, kind = hit.alike, hit.entry.content_type
         semantic = alike is not None
         form = self.forms.get((kind, semantic)) or self.form(kind, semantic=semantic)
-        name, date = request_id.encode(), rfc822_formatted_time().encode()
+        date = rfc822_formatted_time().encode()
         if not self.terms.route.expose_headers:
-            return form % (name, len(body), date, body)
+            return form % (request_id, len(body), date, body)
         freshness = hit.freshness
         if alike is None:
-            return form % (name, freshness.ttl_s, freshness.age_s, steps_ms[0], len(body), date, body)
+            return form % (request_id, freshness.ttl_s, freshness.age_s, steps_ms[0], len(body), date, body)
         *before, verified_ms = steps_ms
-        near = b"%.4f" % alike.similarity
         return form % (
-            name, freshness.age_s, near, *before, alike.similarity, verified_ms, len(body), date, body,
+            request_id, freshness.age_s, near, *before, alike.similarity, verified_ms, len(body), date, body,
         )  # fmt: skip
 
 
@@ -104,15 +103,15 @@ class Lookups:
         self._service = service
         self._on = self._on and not service.fits
 
-    def find(self, plan: Plan, head: Head, body: bytes, peer: str) -> bytes | Request | None:
+    def find(self, plan: Plan, hint: bytes, head: Head, body: bytes, peer: str) -> bytes | Request | None:
         """The whole answer to a request on a connection that goes on; it is counted and logged. Or the request, with
-        what was found out: the stages are to go on with it. None: they are to begin."""
-        if head.length > MAX_BODY or not (self._on and self._plans.lookups) or self._service.full:
+        what was found out: the stages are to go on with it. None: they are to begin. `hint`: of its model, empty where
+        there is none."""
+        if head.length > LOOKED_AT or not (self._on and self._plans.lookups) or self._service.full:
             return None
         if plan.dialect is None or plan.bypasses:
             return None
-        hint = MODEL.search(body)
-        if hint is not None and plan.known.get(hint[1], plan) is None:
+        if hint and plan.known.get(hint, plan) is None:
             return None
         received = self._clock.monotonic()
         try:
@@ -143,15 +142,16 @@ class Lookups:
     ) -> bytes:
         alike, data = hit.alike, hit.entry.payload[0]
         steps_ms = [1e3 * seconds for seconds in hit.spans.values()]
-        answer = known.answer(asked.id, hit, steps_ms, data)
+        request_id, near = asked.id.encode(), b"" if alike is None else b"%.4f" % alike.similarity
+        answer = known.answer(request_id, hit, steps_ms, near, data)
         self.answered += 1
         seconds = self._clock.monotonic() - received
         if alike is None:
-            self._observer.found(known.exact, hit, asked.id, seconds, steps_ms)
+            self._observer.found(known.exact, hit, request_id, seconds, steps_ms, near)
             self._learn(known, plan, head, body, asked, hit)
         else:
             known.beforehand.served(asked, alike)
-            self._observer.found(known.semantic, hit, asked.id, seconds, steps_ms)
+            self._observer.found(known.semantic, hit, request_id, seconds, steps_ms, near)
         return answer
 
     def _learn(self, known: Known, plan: Plan, head: Head, body: bytes, asked: Asked, hit: Hit) -> None:
@@ -219,18 +219,21 @@ class Lookups:
         return known
 
     def _known(self, head: Head, plan: Plan, route: Route, beforehand: Beforehand, call: Call) -> Known:
-        def found(verdict: Verdict, steps: Sequence[str]) -> Found:
-            dialect = call.dialect.name
-            return Found(
-                self._telemetry, verdict, steps, route=route.name, dialect=dialect, tenant=plan.tenant, path=head.path
-            )
-
+        found = partial(
+            Found,
+            self._telemetry,
+            route=route.name,
+            dialect=call.dialect.name,
+            tenant=plan.tenant,
+            path=head.path,
+        )
+        threshold = None if route.semantic is None else route.semantic.acceptance.min_similarity
         return Known(
             terms_of(head.headers, route, patient=False),
             beforehand,
             None if route.share == "user" else _frame(route, plan.tenant, call),
             found(Verdict.EXACT, ["exact"]),
-            found(Verdict.SEMANTIC, beforehand.steps),
+            found(Verdict.SEMANTIC, beforehand.steps, threshold),
             {},
         )
 

@@ -19,6 +19,7 @@ from gateway.bodies import AtHand
 from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
+from gateway.data_port.plans import LOOKED_AT, MODEL
 from gateway.data_port.refusals import refused
 from gateway.data_port.relaying import send, send_whole
 from gateway.data_port.service import at_hand
@@ -214,9 +215,12 @@ class PlainConnection(asyncio.Protocol):
         if what is not None and not server.service.full:
             asked = server.front.recall(what, partial(self._recalled, head, body))
         elif not self._last and (plan := server.plans.of(head)) is not None:
-            asked = server.straight.begin(plan, head, body, self)
+            named = None if plan.dialect is None else MODEL.search(body, 0, LOOKED_AT)
+            hint = b"" if named is None else named[1]
+            if plan.known.get(hint) is None:  # else it is known to be looked up
+                asked = server.straight.begin(plan, hint, head, body, self)
             if asked is None and not server.leaving:
-                found = server.lookups.find(plan, head, body, self._out.peer)
+                found = server.lookups.find(plan, hint, head, body, self._out.peer)
                 if isinstance(found, bytes):
                     self._answered(found)
                     return

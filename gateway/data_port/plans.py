@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 MAX_PLANS = 2048  # of some kB each; likewise what they know of models, together
 MAX_NAME = 256  # bytes of a model's name; clients choose them
-# Where a call's model most likely is. Where it is not, the call is read in vain, or goes through the stages.
+# Where a call's model most likely is: its hint. Where it is not, the call is read in vain, or goes through the stages.
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
+LOOKED_AT = 64 * 1024  # bytes of a body, for that; a longer one takes its time anyway
 METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
 MODELS = "/v1/models"  # may be put together from several backends'
 UNDECIDED = TRACING | {"connection", "content-length"}  # not in `Head.decisive`

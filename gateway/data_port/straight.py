@@ -22,7 +22,7 @@ import orjson
 
 from gateway.backends.lane import CHARACTERS_PER_TOKEN
 from gateway.data_port.heads import Head
-from gateway.data_port.plans import MAX_NAME, MODEL, Plan, Plans
+from gateway.data_port.plans import LOOKED_AT, MAX_NAME, Plan, Plans
 from gateway.data_port.service import Service
 from gateway.data_port.underway import Client, Relaying, ReturnedHeads
 from gateway.data_port.ways import Way, way_of
@@ -32,8 +32,6 @@ from gateway.observing.request_ids import RequestIds
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.latency import Asked
-
-MAX_BODY = 64 * 1024  # of a request, bytes: a longer one takes its time anyway
 
 
 class Straight:
@@ -63,14 +61,15 @@ class Straight:
         self._max_inflight = service.config.max_inflight
         self.loop_time = asyncio.get_running_loop().time
 
-    def begin(self, plan: Plan, head: Head, body: bytes, to: Client) -> Relaying | None:
-        """Sends it, if it goes straight; what comes of that is told to `to`. None: the stages are to be asked."""
-        received, plans = self.now(), self.plans
-        if head.length > MAX_BODY or not self._on:
+    def begin(self, plan: Plan, hint: bytes, head: Head, body: bytes, to: Client) -> Relaying | None:
+        """Sends it, if it goes straight; what comes of that is told to `to`. `hint`: of its model, empty where there is
+        none. None: the stages are to be asked."""
+        if head.length > LOOKED_AT or not self._on:
             return None
+        received, plans = self.now(), self.plans
         if not (plans.passing if plan.dialect is None else plans.calls):
             return None
-        found = self._read(head, plan, plan.dialect, body)
+        found = self._read(head, plan, plan.dialect, hint, body)
         if found is None:
             return None
         way, sent, asked = found
@@ -86,14 +85,13 @@ class Straight:
         return Relaying(self, to, plan.table, way, head, body, request_id, received, asked, sent, idle)
 
     def _read(
-        self, head: Head, plan: Plan, dialect: OpenAI | None, body: bytes
+        self, head: Head, plan: Plan, dialect: OpenAI | None, hint: bytes, body: bytes
     ) -> tuple[Way, bytes, Asked | None] | None:
         """Where a request goes, what is sent of it, and what is known of it before."""
         if dialect is None:
             passing = plan.ways[b""] if b"" in plan.ways else self._found(head, plan, b"", "")
             return None if passing is None else (passing, body, None)
-        hint = MODEL.search(body)
-        if hint is not None and plan.ways.get(hint[1], plan) is None:
+        if hint and plan.ways.get(hint, plan) is None:
             return None  # as a rule that is its model, and goes through the stages: they need not be told
         read = dialect.relayed(head.path, body)
         if read is None:

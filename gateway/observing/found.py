@@ -6,26 +6,27 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
-from gateway.cache.looked import Hit
-from gateway.messages import Verdict
+from gateway.messages import Entry, Verdict
 from gateway.observing.access_log import COMMON
 from gateway.observing.metrics import Labels, Tally
 from gateway.observing.repeated import NO_LABELS, as_written, inner
 from gateway.observing.telemetry import Telemetry
 
 # What a plain threshold is held against is all that was judged.
-JUDGED = b',"similarity":%b,"judged":{"similarity":%b,"score":%b,"threshold":%.4f,"probability":%b}'
+JUDGED = b',"similarity":%%b,"judged":{"similarity":%%b,"score":%%b,"threshold":%.4f,"probability":%%b}'
 
 
 class Found:
     """Of answers with status 200 to POST requests for `path` whose bytes were at hand, and which went through the same
-    `steps`. `tally` is added to by how long all of it took, and each step."""
+    `steps`. `threshold`: the plain one of semantic hits. `tally` is added to by how long all of it took, and each
+    step."""
 
     def __init__(
         self,
         telemetry: Telemetry,
         verdict: Verdict,
         steps: Sequence[str],
+        threshold: float | None = None,
         *,
         route: str,
         dialect: str,
@@ -42,16 +43,15 @@ class Found:
         before = inner({"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]})
         spent = b",".join(b'"%b":%%.3f' % step.encode() for step in steps)
         behind = inner({"dialect": dialect, "verdict": verdict})
-        judged = JUDGED if verdict is Verdict.SEMANTIC else b""
+        judged = b"" if threshold is None else JUDGED % threshold
         self._line = b'{"time":%%.3f,%b,"id":"%%b",%b,"ms":%%.3f,"timing_ms":{%b},%b,"backend":%%b%b}' % (
             as_written(COMMON), as_written(before), spent, as_written(behind), judged,
         )  # fmt: skip
 
-    def line(self, wall: float, request_id: str, seconds: float, steps_ms: Iterable[float], hit: Hit) -> bytes:
-        """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are."""
-        alike = hit.alike
-        said = (wall, request_id.encode(), 1e3 * seconds, *steps_ms, orjson.dumps(hit.entry.backend))
-        if alike is None:
-            return self._line % said
-        near = b"%.4f" % alike.similarity
-        return self._line % (*said, near, near, near, alike.threshold, near)
+    def line(
+        self, wall: float, request_id: bytes, seconds: float, steps_ms: Iterable[float], entry: Entry, near: bytes
+    ) -> bytes:
+        """What `access_fields` says of it, as the log has it. `request_id`: of characters that JSON has as they are;
+        `near`: the similarity to four decimals, empty for the very answer."""
+        said = (wall, request_id, 1e3 * seconds, *steps_ms, orjson.dumps(entry.backend))
+        return self._line % ((*said, near, near, near, near) if near else said)

@@ -17,6 +17,7 @@ Labels = tuple[str, ...]
 LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+FASTEST = LATENCY_BUCKETS[0]  # as most steps from memory are
 
 
 def bucket_of(seconds: float) -> int:
@@ -153,7 +154,7 @@ class Tally:
         if not self._series:
             self._series = [[histogram.begun(labels) for histogram, labels in group] for group in self._histograms]
         for group, seconds in zip(self._series, times):  # noqa: B905 - `strict` costs more than a series
-            bucket = bisect_left(LATENCY_BUCKETS, seconds)
+            bucket = 0 if seconds <= FASTEST else bisect_left(LATENCY_BUCKETS, seconds)
             for series in group:
                 series[bucket] += 1
                 series.total += seconds

@@ -109,15 +109,17 @@ class Observer:
         what.tally.add(upstream_s, seconds, seconds - upstream_s if seconds > upstream_s else 0.0)
         self._log(Verdict.BYPASS, what.line, request_id, seconds, upstream_s)
 
-    def found(self, what: Found, hit: Hit, request_id: str, seconds: float, steps_ms: Sequence[float]) -> None:
+    def found(
+        self, what: Found, hit: Hit, request_id: bytes, seconds: float, steps_ms: Sequence[float], near: bytes
+    ) -> None:
         """All that `begin`, `first_byte` and `over` leave of a hit that was found without the stages, where nothing is
-        traced or recorded. `seconds`: from its arrival to when its bytes were handed over."""
+        traced or recorded. `seconds`: from its arrival to when its bytes were handed over; `near`: as `Found.line`."""
         entry = hit.entry
         what.tally.add(seconds, *hit.spans.values())
         self._used(entry.fingerprint)
         tokens = entry.input_tokens + entry.output_tokens
         self._telemetry.saved(what.route, tokens, entry.cost_dollars, entry.upstream_s)
-        self._log(what.verdict, what.line, request_id, seconds, steps_ms, hit)
+        self._log(what.verdict, what.line, request_id, seconds, steps_ms, entry, near)
 
     def _log(self, verdict: Verdict, line: Callable[..., bytes], *said: object) -> None:
         """The line of an answer with status 200, for the log and for those who watch. `line`: makes it of the wall
