@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.cache.learned import LearnedVerifier
 from gateway.errors import ModelAway
@@ -51,8 +51,8 @@ class ThoroughVerifier:
         self.prior: PriorBands = first.prior
         self.floor = first.floor
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
-        return await self._first.opinions(question, candidates)
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> Coroutine[Any, Any, list[Opinion]]:
+        return self._first.opinions(question, candidates)
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
         if self._waiting >= MAX_WAITING:

@@ -251,8 +251,8 @@ def test_what_the_trees_rule_out_is_what_walking_them_finds_to_the_bit() -> None
         near = np.concatenate([edges, np.nextafter(edges, 9.0), np.nextafter(edges, -9.0), edges + 0.3, [0.0]])
         rows[:, feature] = draw.choice(near, len(rows))
     together = forest.log_odds(rows.tolist())
-    assert together.tolist() == [walked(arrays, row) for row in rows.tolist()]
-    assert together[:1].tolist() == forest.log_odds(rows[:1].tolist()).tolist()
+    assert together == [walked(arrays, row) for row in rows.tolist()]
+    assert together[:1] == forest.log_odds(rows[:1].tolist())
 
 
 def test_trees_that_go_in_a_circle_are_refused() -> None:

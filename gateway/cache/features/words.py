@@ -186,14 +186,16 @@ def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
     """How many stems of each side have no counterpart, once look-alikes (typos) are matched; and how alike they are."""
     if not only_a or not only_b:
         return len(only_a), len(only_b), 0.0
-    grams_b = {word: _trigrams(word) for word in sorted(only_b)[:_MOST]}
-    best = []
+    grams_b = [_trigrams(word) for word in sorted(only_b)[:_MOST]]
+    best = list[float]()
     alike = 0
     for word in sorted(only_a)[:_MOST]:
-        mine = _trigrams(word)
-        top = max(2 * len(mine & theirs) / (len(mine) + len(theirs)) for theirs in grams_b.values())
+        mine, top = _trigrams(word), 0.0
+        for theirs in grams_b:
+            if shared := len(mine & theirs):
+                top = max(top, 2 * shared / (len(mine) + len(theirs)))
         best.append(top)
-        alike += top >= 0.6 and not any(character.isdigit() for character in word)
+        alike += top >= 0.6 and not any(map(str.isdigit, word))
     alike = min(alike, len(only_a), len(only_b))
     return len(only_a) - alike, len(only_b) - alike, sum(best) / len(best)
 
