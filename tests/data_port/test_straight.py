@@ -189,6 +189,8 @@ async def one(folder: Path, upstream: Scripted, policy: str = POLICY, **sections
     log = AccessLog(lines)
     config = config_of(folder, {"main": main}, **sections)
     async with gateway_of(config, policy, {"KEY": "own-key"}, clock=clock, access_log=log) as served:
+        # Before that nobody knows what the store does not have, and lookups are the stages'.
+        await until(lambda: served.gateway.parts.evictions.compared)
         yield One(served, log, lines, clock)
 
 
