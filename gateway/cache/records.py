@@ -18,6 +18,8 @@ _TYPES = tuple(
 )
 _NAMES = tuple(field.name for field in fields(Entry))
 _BEHIND = _NAMES.index("payload") + 1
+# One for all: a quarter of the time is to make it. What it fails at leaves nothing behind.
+_pack = msgpack.Packer(use_bin_type=True).pack
 _values_of = attrgetter(*_NAMES)  # `dataclasses.astuple` copies deeply: 35 us
 # An entry is made of its slots: the constructor of a frozen dataclass takes 6.6 us, this 1.8.
 _SETTERS = tuple(cast("Any", getattr(Entry, name)).__set__ for name in _NAMES)
@@ -28,7 +30,7 @@ class RecordInvalid(ValueError):
 
 
 def encode(entry: Entry) -> bytes:
-    packed: bytes = msgpack.packb((VERSION, *_values_of(entry)), use_bin_type=True)
+    packed: bytes = _pack((VERSION, *_values_of(entry)))
     return packed
 
 
@@ -36,7 +38,7 @@ def frame_of(entry: Entry) -> tuple[bytes, bytes]:
     """What stands before and behind the answer in the record of an entry that is not streamed. They say everything but
     the answer, its length included: a record with both has this entry's, and needs no decoding."""
     (body,) = entry.payload
-    record, behind = encode(entry), b"".join(map(msgpack.packb, _values_of(entry)[_BEHIND:]))
+    record, behind = encode(entry), b"".join(map(_pack, _values_of(entry)[_BEHIND:]))
     return record[: len(record) - len(behind) - len(body)], behind
 
 

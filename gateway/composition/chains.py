@@ -268,11 +268,14 @@ def _lead(route: Route, parts: Parts) -> Sequence[Stage]:
 
 
 def _told(route: Route, parts: Parts, *, learns: bool) -> Callable[[Request, Entry], None]:
+    audits = route.target.audit.share > 0
+
     def told(request: Request, entry: Entry) -> None:
         parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
         if learns:  # a plain threshold has nothing to learn from misses
             parts.space.comparisons.missed(request, entry)
-        parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
+        if audits:
+            parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
 
     return told
 
