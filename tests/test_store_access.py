@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters import redis_durable, redis_removal
 from gateway.adapters.redis_client import Access, connect
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore
@@ -21,7 +22,7 @@ from gateway.config.store import Store
 from gateway.config.store_url import Kind, Target, target_of
 from gateway.errors import StartFailed
 from tests.fixtures.gateways import config_of, gateway_of
-from tests.fixtures.store_fleets import ENVIRON, SECRET, SentinelFleet, sentinel_fleet
+from tests.fixtures.store_fleets import ENVIRON, PATIENCE_S, SECRET, SentinelFleet, sentinel_fleet
 from tests.fixtures.stores import outside_server
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -119,8 +120,10 @@ async def test_who_may_wait_for_a_reply_may_wait_for_the_connection(upstream: Up
             assert client.connection_pool.connection_kwargs["socket_connect_timeout"] == expected
 
 
-async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path) -> None:
+async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that do not answer are waited for, and then it is not said."""
+    monkeypatch.setattr(redis_removal, "TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(redis_durable, "DISK_MS", int(PATIENCE_S * 1000))  # a busy disk is not what is looked at
     (tmp_path / "replica").mkdir()
     with outside_server(tmp_path, arguments=("--appendonly", "yes", "--repl-diskless-sync-delay", "0")) as primary:
         port = primary.client.connection_pool.connection_kwargs["port"]
@@ -131,7 +134,9 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path) -
             client = connect(url, access=Access(password="s3cret"))
             store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
             removals = RedisRemovals(store)
-            assert await removals.write_bans({"a": b"1"}, []) is True
+            with monkeypatch.context() as patient:
+                patient.setattr(redis_durable, "REPLICAS_MS", int(PATIENCE_S * 1000))
+                assert await removals.write_bans({"a": b"1"}, []) is True
             assert replica.client.hgetall("nearhit:1:bans") == {b"a": b"1"}
             replica.freeze()
             assert await removals.write_bans({"b": b"2"}, []) is False
@@ -140,6 +145,7 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path) -
 
 # asyncio leaves the transport of a handshake that is cut off to the collector (Python 3.11), whenever that comes.
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+@pytest.mark.timeout(4 * PATIENCE_S)
 async def test_a_sentinel_that_is_cut_off_does_not_keep_the_gateway_from_the_others(
     upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -150,7 +156,7 @@ async def test_a_sentinel_that_is_cut_off_does_not_keep_the_gateway_from_the_oth
             {"main": {"adapter": "openai", "url": upstream.url}},
             store={**fleet.section, "timeout": "500ms", "front_size": "1kB"},
         )
-        async with gateway_of(config, environ=ENVIRON) as served, asyncio.timeout(30):
+        async with gateway_of(config, environ=ENVIRON) as served, asyncio.timeout(PATIENCE_S):
             while not (await served.chat("hi")).cache_status.startswith("nearhit; hit"):
                 pass
     gc.collect()  # here, where it is expected, and not in the test that comes next
