@@ -90,7 +90,8 @@ class Admit:
         self._as_stored = (miss, miss.as_stored())  # the last one, as a rule always the same, and as its answer says it
 
     async def __call__(self, request: Request, forward: Handler) -> Response:
-        asked = self._clock.monotonic()
+        begun = request.begun  # a removal that came before it was handed over means its answer, too
+        asked = self._clock.monotonic() if begun is None else begun.at
         response = await forward(request)
         call = request.call
         if call is None or not request.fingerprint or response.provenance.verdict is not Verdict.MISS:

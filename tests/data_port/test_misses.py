@@ -446,6 +446,19 @@ async def test_what_was_removed_meanwhile_is_not_stored(it: One, upstream: Scrip
     assert it.figures()["admissions"] == {("both", "purged"): 1.0}
 
 
+async def test_what_was_removed_before_the_stages_went_on_is_not_stored(it: One, upstream: Scripted) -> None:
+    of_no_length = chunked(ANSWER, b"Cache-Tag: a")
+    upstream.script.append([answer(ANSWER)])
+    upstream.script.append([of_no_length[:-20], of_no_length[-20:]])
+    first = await flying(it, upstream)
+    await it.served.gateway.removal.purge(Wanted(tags=("a",)), dry_run=False)
+    it.clock.advance(1)
+    upstream.hold.set()
+    assert b"fwd=miss\r\n" in await first
+    assert misses(it).fetched == 0
+    assert kept(it) == []
+
+
 async def test_a_request_keeps_to_the_policy_that_it_was_sent_under(it: One, upstream: Scripted) -> None:
     first = await flying(it, upstream)
     gateway = it.served.gateway
