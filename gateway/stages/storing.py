@@ -73,8 +73,8 @@ class Storing:
         began = self._clock.monotonic()
         try:
             reply = self._store.begin_put(entry, vector)
-        except StoreUnavailable as error:
-            self._over(request, entry, began, then, error)
+        except Exception as error:
+            self._over(request, entry, began, then, failed=error)
             return
         reply.add_done_callback(partial(self._replied, request, entry, vector, began, then))
 
@@ -83,11 +83,12 @@ class Storing:
     ) -> None:
         try:
             stored = self._store.was_put(entry, vector, reply)
-        except StoreUnavailable as error:
-            self._over(request, entry, began, then, error)
+            over = stored and (vector is None or self._index.add_at_hand(entry.fingerprint, entry.scope, vector))
+        except Exception as error:
+            self._over(request, entry, began, then, failed=error)
             return
-        if stored and (vector is None or self._index.add_at_hand(entry.fingerprint, entry.scope, vector)):
-            self._over(request, entry, began, then, None)
+        if over:
+            self._over(request, entry, began, then)
             return
         rest = asyncio.get_running_loop().create_task(self._rest(request, entry, vector, began, then, stored=stored))
         self._resting.add(rest)
@@ -97,15 +98,15 @@ class Storing:
         self, request: Request, entry: Entry, vector: Vector | None, began: float, then: Then, *, stored: bool
     ) -> None:
         """Where the store is to be asked once more, or the index waited for."""
-        failed: StoreUnavailable | None = None
+        failed: Exception | None = None
         try:
             if not stored:
-                await self._placed(entry, vector, 0)
+                stored = await self._placed(entry, vector, 0)
             elif vector is not None:
                 await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
-        except StoreUnavailable as error:
+        except Exception as error:
             failed = error
-        self._over(request, entry, began, then, failed)
+        self._over(request, entry, began, then, failed=failed, stored=stored)
 
     async def _placed(self, entry: Entry, vector: Vector | None, lease: int) -> bool:
         if not await self._store.put(entry, vector, lease):
@@ -114,13 +115,28 @@ class Storing:
             await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
         return True
 
-    def _over(self, request: Request, entry: Entry, began: float, then: Then, failed: StoreUnavailable | None) -> None:
+    def _over(
+        self,
+        request: Request,
+        entry: Entry,
+        began: float,
+        then: Then,
+        *,
+        failed: Exception | None = None,
+        stored: bool = True,
+    ) -> None:
+        """`stored` False: it was removed before it was put."""
         request.trace.since("store", began)
-        if failed is None:
-            self._stored(request, entry)
-        else:
-            self._failed(request, failed)
-        then(failed is None)
+        try:
+            if isinstance(failed, StoreUnavailable):
+                self._failed(request, failed)
+            elif failed is not None:
+                raise failed
+            elif stored:
+                self._stored(request, entry)
+        except Exception:  # there is no stage around this: who waits is told whatever is wrong with us
+            LOG.exception("internal error", extra={"fields": request.named})
+        then(stored and failed is None)
 
     def _vector(self, request: Request) -> Vector | None:
         """What the entry is found by in other words; None where it is not."""

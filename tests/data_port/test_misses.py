@@ -16,7 +16,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from gateway.access.key_text import digest_of
-from gateway.errors import StoreUnavailable
+from gateway.cache.removal import EVERYTHING, Ban
+from gateway.errors import IndexUnavailable, StoreUnavailable
 from gateway.messages import Entry
 from gateway.policy.load import policy_from_text
 from gateway.stages.admit import Admit
@@ -436,6 +437,33 @@ async def test_an_index_that_is_busy_is_waited_for(
     assert b"detail=semantic" in await said(it.served, chat(ALIKE))
 
 
+async def test_what_fails_as_an_answer_is_stored_keeps_it_from_nobody(
+    it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = it.served.gateway
+
+    def broken(error: Exception) -> Any:
+        def fail(*_: object) -> None:
+            raise error
+
+        return fail
+
+    faults = [
+        (type(gateway.parts.space.index), "add_at_hand", IndexUnavailable("no memory")),
+        (type(gateway.parts.evictions), "stored", RuntimeError("a fault of ours")),
+        (type(gateway.parts.store._store), "was_put", RuntimeError("a fault of ours")),
+        (type(gateway.parts.store._store), "begin_put", RuntimeError("a fault of ours")),
+    ]
+    for number, (kind, name, error) in enumerate(faults):
+        await idle(it)
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, broken(error))
+            assert ANSWER in await said(it.served, of_case(number, chat())), name
+        assert gateway.data_port.inflight == 0
+        assert gateway.parts.flights == {}
+    assert misses(it).fetched == len(faults)
+
+
 async def test_what_was_removed_meanwhile_is_not_stored(it: One, upstream: Scripted) -> None:
     upstream.usual = answer(ANSWER, b"Cache-Tag: a")
     first = await flying(it, upstream)
@@ -457,6 +485,22 @@ async def test_what_was_removed_before_the_stages_went_on_is_not_stored(it: One,
     assert b"fwd=miss\r\n" in await first
     assert misses(it).fetched == 0
     assert kept(it) == []
+
+
+async def test_what_was_removed_before_it_is_put_once_more_is_not_stored(
+    it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, now = it.served.gateway, it.clock.wall()
+
+    def forgotten(*_: object) -> bool:
+        gateway.parts.store.bans.add(Ban("1", now, now + 60, EVERYTHING), now)
+        return False
+
+    await idle(it)
+    monkeypatch.setattr(type(gateway.parts.store._store), "was_put", forgotten)
+    assert b"fwd=miss\r\n" in await said(it.served, chat())
+    assert misses(it).fetched == 1
+    assert len(gateway.parts.evictions.ledger) == 0
 
 
 async def test_a_request_keeps_to_the_policy_that_it_was_sent_under(it: One, upstream: Scripted) -> None:
