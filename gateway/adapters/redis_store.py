@@ -24,6 +24,7 @@ from gateway.adapters.redis_names import PREFIX
 from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
+from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import Clock, StoredVector, StoreStats
 from gateway.ports.replication import ChangeKind
@@ -150,7 +151,11 @@ class RedisStore:
             placed = vector.astype("<f4", copy=False).tobytes(), self._embedder
         # What `repr` says of them, in a fifth of its time.
         listed, worth = orjson.dumps(expires), orjson.dumps(worth_of(entry))
-        arguments: list[Word] = [lease, int(expires * 1000), listed, name, encode(entry), entry.scope, worth, *placed]
+        try:
+            record = encode(entry)
+        except (ValueError, OverflowError) as error:  # a header of its backend that is no UTF-8, say
+            raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
+        arguments: list[Word] = [lease, int(expires * 1000), listed, name, record, entry.scope, worth, *placed]
         if self.journal is not None:
             arguments += self.told_within(_kind(vector), name)
         return arguments

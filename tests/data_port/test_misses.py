@@ -464,6 +464,17 @@ async def test_what_fails_as_an_answer_is_stored_keeps_it_from_nobody(
     assert misses(it).fetched == len(faults)
 
 
+async def test_tags_that_are_no_text_keep_no_answer_back(it: One, upstream: Scripted) -> None:
+    upstream.usual = answer(ANSWER, b"Cache-Tag: caf\xe9")
+    for number in range(2):
+        misses(it)._on = number == 0
+        await idle(it)
+        answered = await said(it.served, of_case(number, chat()))
+        assert b"fwd=miss\r\n" in answered and ANSWER in answered
+        assert it.served.gateway.data_port.inflight == 0
+    assert it.figures()["store_errors"] == {(): 2.0}
+
+
 async def test_what_was_removed_meanwhile_is_not_stored(it: One, upstream: Scripted) -> None:
     upstream.usual = answer(ANSWER, b"Cache-Tag: a")
     first = await flying(it, upstream)
