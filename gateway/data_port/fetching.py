@@ -156,6 +156,8 @@ class Fetching(Underway):
         if self._given is None:
             self._give_up()  # to be cancelled there: others may have come to wait for it
             return
+        if not self._there:  # a connection that ends with the gateway says so twice
+            return
         self._there = False  # what is being stored is stored
         self._misses.service.inflight -= 1
         request = self._request

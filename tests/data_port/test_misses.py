@@ -475,6 +475,23 @@ async def test_tags_that_are_no_text_keep_no_answer_back(it: One, upstream: Scri
     assert it.figures()["store_errors"] == {(): 2.0}
 
 
+async def test_who_leaves_while_the_gateway_stops_is_counted_once(
+    it: One, upstream: Scripted, puts: list[asyncio.Future[Any]]
+) -> None:
+    await idle(it)
+    async with connected(it.served.url) as wire:
+        await wire.send(chat())
+        await until(lambda: puts)
+        it.logged()
+        stopping = asyncio.create_task(it.served.gateway.data_port.stop())
+        await until(lambda: it.served.gateway.data_port._service.draining)
+    await stopping
+    assert it.served.gateway.data_port.inflight == 0
+    assert [line["status"] for line in it.logged()] == [499]
+    puts[0].set_result(None)
+    await until(lambda: not it.served.gateway.parts.flights)
+
+
 async def test_what_was_removed_meanwhile_is_not_stored(it: One, upstream: Scripted) -> None:
     upstream.usual = answer(ANSWER, b"Cache-Tag: a")
     first = await flying(it, upstream)
