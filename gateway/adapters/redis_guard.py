@@ -83,7 +83,10 @@ class Guard:
         return self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), self._timeout_s)
 
     def unknown(self, begun: asyncio.Future[Any]) -> bool:
-        return not begun.cancelled() and isinstance(begun.exception(), NoScriptError)
+        if begun.cancelled() or not isinstance(begun.exception(), NoScriptError):
+            return False
+        self._breaker.succeeded()  # it answers: what is run next is not kept from a server that was started anew
+        return True
 
     def outcome(self, begun: asyncio.Future[Any]) -> Any:
         """To be asked for once. Raises `StoreUnavailable`."""

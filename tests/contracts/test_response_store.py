@@ -16,6 +16,7 @@ from redis import Redis
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.redis_client import connect
+from gateway.adapters.redis_guard import COOLDOWN_S
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
@@ -263,6 +264,18 @@ async def test_what_an_answer_had_beside_it_goes_with_it(on_server: tuple[RedisS
     client.hset(key, mapping={"former": b"v", "former_embedder": b"e0"})
     await store.put(entry_of("a", backend="after"), None)
     assert set(client.hkeys(key)) == {b"record", b"scope", b"expires", b"worth"}
+
+
+async def test_a_server_that_was_started_anew_keeps_what_is_put_first(on_server: tuple[RedisStore, Redis]) -> None:
+    """What finds out that it is there again finds, too, that it has forgotten its scripts."""
+    store, client = on_server
+    client.script_flush()
+    store._guard._breaker.eject(CLOCK.monotonic() - COOLDOWN_S)  # one may try whether it is there
+    begun = store.begin_put(entry_of("a"), None)
+    await asyncio.wait([begun])
+    assert not store.was_put(entry_of("a"), None, begun)
+    assert await store.put(entry_of("a"), None)
+    assert await store.get(hexed("a")) is not None
 
 
 async def test_keys_of_others_in_the_same_database_are_left_alone(on_server: tuple[RedisStore, Redis]) -> None:
