@@ -13,6 +13,7 @@ from hashlib import sha256
 from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
+LONGEST_KEPT = 512  # characters of an owner: a user's name is the client's to choose, and may be as long as a body
 
 
 def owner_of(share: str, tenant: str, user: str | None) -> str:
@@ -48,6 +49,8 @@ class Frame:
         )
 
 
-@lru_cache(maxsize=1024)
 def frame_of(owner: str, route: str, dialect: str, operation: str) -> Frame:
-    return Frame(owner, route, dialect, operation)
+    return (kept if len(owner) <= LONGEST_KEPT else Frame)(owner, route, dialect, operation)
+
+
+kept = lru_cache(maxsize=1024)(Frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass
 
 import orjson
@@ -75,6 +76,18 @@ def test_no_boundary_between_parts_can_be_moved(left: str, right: str, content: 
 def test_an_exact_key_is_never_a_scope() -> None:
     call = Bare("chat", b"x").call()
     assert fingerprint_of("o", "r", call) != scope_of("o", "r", call)
+
+
+def test_users_with_names_as_long_as_bodies_leave_nothing_behind() -> None:
+    call = Bare("chat", b"x").call()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            keys_of(owner_of("user", "t", f"{number}" * 100_000), "r", call)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 100_000
 
 
 def test_dialects_do_not_share() -> None:
