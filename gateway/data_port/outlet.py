@@ -29,6 +29,10 @@ class Outlet:
         self.begun = True
         self._transport.write(data)
 
+    def cut(self) -> None:
+        """The client sees that there was to be more."""
+        self._transport.abort()
+
     async def taken(self) -> None:
         """Returns when it is writable again, or the client has left."""
         if not self.writable:

@@ -9,30 +9,23 @@ with all that has not been answered, and stays there. So nothing here needs to k
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.bodies import AtHand
 from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.plans import LOOKED_AT, MODEL
-from gateway.data_port.refusals import refused
-from gateway.data_port.relaying import send, send_whole
-from gateway.data_port.service import at_hand
+from gateway.data_port.staged import request_of, staged
 from gateway.data_port.underway import Underway
-from gateway.data_port.wire import whole_answer
-from gateway.errors import StreamBroken
-from gateway.messages import Begun, Request, Whole
+from gateway.messages import Begun, Request
 
 if TYPE_CHECKING:
     from gateway.data_port.connections import Connections
     from gateway.data_port.plans import Table
 
-LOG = logging.getLogger("nearhit")
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
 WAIT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
 CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
@@ -126,7 +119,7 @@ class PlainConnection(asyncio.Protocol):
             self._loop.call_soon(self._task.cancel)
 
     @property
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
         """Whether there may be another request on this connection."""
         return not (self._last or self._server.leaving)
 
@@ -241,7 +234,7 @@ class PlainConnection(asyncio.Protocol):
 
     def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
         self._task = None
-        if answer is None or not self._goes_on:
+        if answer is None or not self.goes_on:
             self._recall(head, body, None)
         else:
             self.relayed(answer)
@@ -264,66 +257,24 @@ class PlainConnection(asyncio.Protocol):
             self._transport.close()
 
     def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:
-        request = replace(self._request(head, body), id=begun.id, received=begun.received, table=table, begun=begun)
-        self.resumed(head, body, request)
+        came = request_of(self._server, self._out, head, body)
+        self.resumed(head, body, replace(came, id=begun.id, received=begun.received, table=table, begun=begun))
 
     def resumed(self, head: Head, body: bytes, request: Request) -> None:
         self._task = self._loop.create_task(self._answer(head, body, request))
 
-    def _request(self, head: Head, body: bytes) -> Request:
-        service = self._server.service
-        return service.request(head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer)
-
     async def _answer(self, head: Head, body: bytes, request: Request | None) -> None:
         """`request`: where something of it was found out before."""
-        service, goes_on = self._server.service, False
-        service.inflight += 1
-        self._out.begun = False
+        goes_on = False
         try:
-            goes_on = await self._respond(head, body, request)
-        except asyncio.CancelledError:
-            self._transport.abort()
-            raise
-        except (StreamBroken, ConnectionError):
-            # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
-            self._transport.abort()
-        except Exception as error:
-            self._fail(error)
+            goes_on = await staged(self, self._server, self._out, head, body, request)
         finally:
-            if request is not None and request.begun is not None:
-                request.begun.release()
-            service.inflight -= 1
             self._task = None
         if goes_on and not self._last:
             self._deadline = self._loop.time() + self._server.idle_timeout_s
             self._go_on()
         else:
             self._transport.close()
-
-    def _fail(self, error: Exception) -> None:
-        """Nothing that a stage raises comes here: `Protect` has answered it."""
-        LOG.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
-        if self._out.begun:
-            self._transport.abort()
-            return
-        _, headers, data = refused(500, "the request cannot be handled")
-        self._transport.write(whole_answer("", 500, headers, data, keep_alive=False))
-
-    async def _respond(self, head: Head, body: bytes, request: Request | None) -> bool:
-        """Whether the client was told that the connection goes on."""
-        server, service = self._server, self._server.service
-        early = None if head.method == "POST" else await service.early(head.method, head.path, head.headers)
-        if early is not None and isinstance(early.body, Whole):
-            data, goes_on = early.body.data, self._goes_on
-            return await send_whole(self._out, head.method, early.status, early.headers, data, keep_alive=goes_on)
-        table = (None if request is None else request.table) or server.table()
-        if request is None:
-            request = self._request(head, body)
-        response = await service.answer(request)
-        answer = at_hand(response.body)
-        if answer is not None:
-            server.front.learn(head, body, table, request, response, answer)
-        return await send(self._out, request, response, answer, keep_alive=self._goes_on)
 
     def _go_on(self) -> None:
         """With what came meanwhile."""

@@ -41,13 +41,31 @@ async def test_an_index_that_fails_makes_misses_and_exact_hits_go_on(
         raise RuntimeError("Error in virtual void faiss::search")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(index._contents), "search", broken)
+        for looked in ("search", "nearest"):
+            patch.setattr(type(index._contents), looked, broken)
         patch.setattr(index, "_add", broken)
         assert (await served.chat(ASKED)).status == 200
         assert (await served.chat(ASKED)).cache_status.startswith("nearhit; hit; detail=exact")
         assert (await served.chat(ASKED, stream=True)).status == 200
     assert (await served.chat(OTHER)).cache_status == "nearhit; hit; detail=semantic"
     assert served.gateway.parts.telemetry.store_errors.total() >= 1
+
+
+async def test_an_index_that_takes_nothing_leaves_no_answer_waiting(
+    served: Served, index: FaissIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.chat(STORED)  # from now on a connection lies idle: misses are fetched without the stages
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("Error in virtual void faiss::add")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_add", broken)
+        async with asyncio.timeout(20):
+            answers = [await served.chat(f"nothing like it {i}") for i in range(3)]
+    assert [(answer.status, answer.cache_status) for answer in answers] == [(200, "nearhit; fwd=miss")] * 3
+    assert served.gateway.data_port._connections.misses.fetched > 0
+    assert served.gateway.parts.telemetry.store_errors.total() == 3
 
 
 @pytest.fixture
