@@ -244,6 +244,12 @@ async def test_answers_are_given_and_stored_alike(pair: tuple[One, One], upstrea
 async def idle(it: One) -> None:
     """A connection to the upstream lies idle."""
     await said(it.served, post(model="through"))
+    await settled(it)
+
+
+async def settled(it: One) -> None:
+    """Nothing holds a place any more: who has its answer may be a step ahead of the books."""
+    await until(lambda: it.books()["load"] == (0, 0, 0, 0))
 
 
 async def flying(it: One, upstream: Scripted, request: bytes = chat()) -> asyncio.Task[bytes]:
@@ -563,6 +569,7 @@ async def test_what_there_is_to_wait_for_is_the_stages(tmp_path: Path, upstream:
         await known(it)
         assert b"fwd=miss; stored" in await said(it.served, chat())
         assert misses(it).fetched == 0  # no connection lay idle
+        await settled(it)
         upstream.hold.clear()
         upstream.seen.clear()
         first = asyncio.create_task(said(it.served, chat(UNLIKE)))
