@@ -192,10 +192,13 @@ class Fetching(Underway):
             if not taken:
                 begun.release()
 
-        mine = begun._replace(resumed=resumed, release=release)
+        mine = begun._replace(resumed=resumed, release=release, leads=self._in_the_air)
         self._to.resumed(self._head, self._body, replace(self._request, begun=mine))
 
+    def _in_the_air(self) -> bool:
+        """None is behind a removal, which may mean its answer: who comes then is to ask anew."""
+        return self._course.fetch.flights.get(self._request.fingerprint) is self
+
     def _down(self) -> None:
-        flights, key = self._course.fetch.flights, self._request.fingerprint
-        if flights.get(key) is self:  # none is, behind a removal
-            del flights[key]
+        if self._in_the_air():
+            del self._course.fetch.flights[self._request.fingerprint]

@@ -82,6 +82,10 @@ class Asked:
     fingerprint: str
 
 
+def _leads() -> bool:
+    return True
+
+
 class Begun(NamedTuple):
     """A call to a backend that was sent before the stages were asked: they go on with it, under the policy that it was
     sent by."""
@@ -94,6 +98,7 @@ class Begun(NamedTuple):
     place: Place
     resumed: Callable[[Outward, float], Awaitable[HttpAnswer]]
     release: Callable[[], None]  # whatever became of it; as often as you like
+    leads: Callable[[], bool] = _leads  # whether who asks the same may still wait for it
 
 
 @value(frozen=True, slots=True)

@@ -41,8 +41,11 @@ class Coalesce:
         if key in self._unstorable:
             self._telemetry.crowds.add("not-held")
             return await forward(request)
+        begun = request.begun
+        if begun is not None and not begun.leads():
+            return await forward(request)
         # Whose call is on its way already leads, and takes the place of who sent it.
-        while request.begun is None and (flight := self._flights.get(key)) is not None and flight.open:
+        while begun is None and (flight := self._flights.get(key)) is not None and flight.open:
             request.trace.shared(flight.origin)
             with request.trace.span("wait"):
                 try:

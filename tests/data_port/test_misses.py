@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from gateway.access.key_text import digest_of
 from gateway.cache.removal import EVERYTHING, Ban
+from gateway.data_port.plain_connection import PlainConnection
 from gateway.errors import IndexUnavailable, StoreUnavailable
 from gateway.messages import Entry
 from gateway.policy.load import policy_from_text
@@ -535,6 +536,32 @@ async def test_what_was_removed_before_it_is_put_once_more_is_not_stored(
     assert b"fwd=miss\r\n" in await said(it.served, chat())
     assert misses(it).fetched == 1
     assert len(gateway.parts.evictions.ledger) == 0
+
+
+async def test_who_asks_after_a_removal_does_not_share_what_was_sent_before_it(
+    it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over = []
+
+    def resumed(self: PlainConnection, *given: Any) -> None:
+        handed_over.append(given)
+        usual(self, *given)
+
+    usual = PlainConnection.resumed
+    monkeypatch.setattr(PlainConnection, "resumed", resumed)
+    upstream.script.append([answer(ANSWER)])
+    upstream.script.append([chunked(ANSWER)[:-20], HOLD])
+    first = await flying(it, upstream)
+    await it.served.gateway.removal.purge(Wanted(tags=("a",)), dry_run=False)
+    upstream.hold.set()
+    await until(lambda: handed_over)
+    for _ in range(10):
+        await asyncio.sleep(0)  # by when the stages wait for the rest
+    async with asyncio.timeout(TIMEOUT_S):
+        assert b"fwd=miss" in await said(it.served, chat(metadata={"n": "1"}))
+    assert len(upstream.seen) == 2
+    first.cancel()
+    await settled(it)
 
 
 async def test_a_request_keeps_to_the_policy_that_it_was_sent_under(it: One, upstream: Scripted) -> None:
