@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.data_port.misses import Course, Kept, Misses
 
 LOG = logging.getLogger("nearhit")
+SOON_S = 0.001  # between two looks of each who waits: they may be many, and the stages may have to wait themselves
 
 
 class Fetching(Underway):
@@ -67,9 +68,11 @@ class Fetching(Underway):
 
     async def join(self) -> Response:
         if self._given is None:
-            if not self._handed_on:
+            if self._handed_on:  # the stages are about to lead, as a rule
+                await asyncio.sleep(SOON_S)
+            else:
                 self._give_up()
-            await asyncio.sleep(0)  # who asked first leads
+                await asyncio.sleep(0)  # who asked first leads
             raise Led
         if self._landing is None:
             self._landing = asyncio.get_running_loop().create_future()
