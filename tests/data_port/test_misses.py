@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from gateway.access.key_text import digest_of
 from gateway.cache.removal import EVERYTHING, Ban
+from gateway.data_port.fetching import Fetching
 from gateway.data_port.plain_connection import PlainConnection
 from gateway.errors import IndexUnavailable, StoreUnavailable
 from gateway.messages import Entry
@@ -40,7 +41,7 @@ from tests.data_port.test_straight import (
     said,
     scripted,
 )
-from tests.fixtures.gateways import EXACT_CACHE
+from tests.fixtures.gateways import EXACT_CACHE, recovered
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -208,8 +209,10 @@ async def pair(tmp_path: Path, upstream: Scripted) -> AsyncIterator[tuple[One, O
 
 
 async def known(it: One) -> None:
-    """What the store holds is: nothing that it lacks is asked of it."""
+    """What the store holds is: nothing that it lacks is asked of it, and the index has nothing to do."""
     await until(lambda: it.served.gateway.parts.evictions.compared > 0)
+    await recovered(it.served)
+    await it.served.gateway.parts.space.index.settled()
 
 
 async def differences(
@@ -596,11 +599,16 @@ async def test_what_there_is_to_wait_for_is_the_stages(tmp_path: Path, upstream:
         await known(it)
         assert b"fwd=miss; stored" in await said(it.served, chat())
         assert misses(it).fetched == 0  # no connection lay idle
-        await settled(it)
-        upstream.hold.clear()
-        upstream.seen.clear()
-        first = asyncio.create_task(said(it.served, chat(UNLIKE)))
-        await until(lambda: upstream.seen)
+        for number in range(2, 12):  # while the index is at something else, the stages wait for it
+            await settled(it)
+            upstream.hold.clear()
+            upstream.seen.clear()
+            first = asyncio.create_task(said(it.served, of_case(number, chat(UNLIKE))))
+            await until(lambda: upstream.seen)
+            if any(isinstance(each, Fetching) for each in it.served.gateway.parts.flights.values()):
+                break
+            upstream.hold.set()
+            await first
         second = asyncio.create_task(said(it.served, of_case(1, chat())))
         await until(lambda: it.lane.load == 2)
         upstream.hold.set()
