@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.data_port.wire import STATUS_LINES, Headers, fields_of
+from gateway.observing.repeated import as_written
 
 _OURS = b"x-request-id: %b\r\nServer: nearhit\r\n"
 _END = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
@@ -33,13 +34,8 @@ def semantic_form(headers: Headers, route: str, steps: Sequence[str]) -> bytes:
 
 
 def _start(headers: Headers) -> bytes:
-    return STATUS_LINES[200] + _literal(fields_of(headers)) + _OURS
+    return STATUS_LINES[200] + as_written(fields_of(headers)) + _OURS
 
 
 def _route(name: str) -> bytes:
-    return _literal(f"x-nearhit-route: {name}\r\n".encode()) if name else b""
-
-
-def _literal(text: bytes) -> bytes:
-    """For a format."""
-    return text.replace(b"%", b"%%")
+    return as_written(f"x-nearhit-route: {name}\r\n".encode()) if name else b""

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.messages import Choice, Verdict
-from gateway.observing.access_log import COMMON
 from gateway.observing.metrics import Tally
-from gateway.observing.repeated import NO_LABELS, as_written, inner
+from gateway.observing.repeated import NO_LABELS, line_form
 from gateway.observing.telemetry import Telemetry
 
 MAX_KINDS = 64
@@ -35,7 +34,7 @@ class Fetched:
         self._telemetry = telemetry
         self._route = route
         self._dialect = dialect
-        self._before = inner({"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]})
+        self._before = {"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]}
         self._behind = {"dialect": dialect, "verdict": Verdict.MISS, "reason": Choice.ONLY, "backend": backend}
         took = [(telemetry.backend_ttft_seconds, (backend,)), (telemetry.backend_seconds, (backend,))]
         asked = [(telemetry.backend_requests, (backend, "200")), (telemetry.routed, (route, "none", Choice.ONLY))]
@@ -57,11 +56,8 @@ class Fetched:
                 *([(telemetry.stage_seconds, (step,))] for step in steps),
             ],
         )
-        spent = b",".join(b'"%b":%%.3f' % step.encode() for step in steps)
-        behind = inner(self._behind if note is None else {**self._behind, "note": note})
-        line = b'{"time":%%.3f,%b,"id":"%%b",%b,"ms":%%.3f,"timing_ms":{%b},%b}' % (
-            as_written(COMMON), as_written(self._before), spent, as_written(behind),
-        )  # fmt: skip
+        behind = self._behind if note is None else {**self._behind, "note": note}
+        line = line_form(self._before, steps, behind, b"")
         timing = b", ".join(b"%b;dur=%%.1f" % step.encode() for step in steps)
         if len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()

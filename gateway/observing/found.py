@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from gateway.messages import Entry, Verdict
-from gateway.observing.access_log import COMMON
 from gateway.observing.metrics import Labels, Tally
-from gateway.observing.repeated import NO_LABELS, as_written, inner
+from gateway.observing.repeated import NO_LABELS, line_form
 from gateway.observing.telemetry import Telemetry
 
 # What a plain threshold is held against is all that was judged.
@@ -40,13 +39,9 @@ class Found:
             [(telemetry.requests, (route, dialect, verdict, "200"))],
             [whole, *([(telemetry.stage_seconds, (step,))] for step in steps)],
         )
-        before = inner({"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]})
-        spent = b",".join(b'"%b":%%.3f' % step.encode() for step in steps)
-        behind = inner({"dialect": dialect, "verdict": verdict})
+        before = {"method": "POST", "path": path, "status": 200, "route": route, "tenant": tenant[:12]}
         judged = b"" if threshold is None else JUDGED % threshold
-        self._line = b'{"time":%%.3f,%b,"id":"%%b",%b,"ms":%%.3f,"timing_ms":{%b},%b,"backend":%%b%b}' % (
-            as_written(COMMON), as_written(before), spent, as_written(behind), judged,
-        )  # fmt: skip
+        self._line = line_form(before, steps, {"dialect": dialect, "verdict": verdict}, b',"backend":%b' + judged)
 
     def line(
         self, wall: float, request_id: bytes, seconds: float, steps_ms: Iterable[float], entry: Entry, near: bytes
