@@ -107,8 +107,19 @@ class RedisBatches:
         return Batch(headers=headers, faults=tuple(Fault(**fault) for fault in said.pop("faults")), **said)
 
     async def batches(self, tenant: str) -> list[str]:
-        names = await self._do(lambda client: client.zrevrange(self._batches + "of:" + tenant, 0, -1))
-        return [name.decode() for name in names]
+        async def read(client: Any) -> list[str]:
+            listed = self._batches + "of:" + tenant
+            names = await client.zrevrange(listed, 0, -1)
+            async with client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.exists(self._batch(name.decode()))
+                there = await pipe.execute() if names else []
+            gone = [name for name, found in zip(names, there, strict=True) if not found]
+            if gone:  # expired
+                await client.zrem(listed, *gone)
+            return [name.decode() for name, found in zip(names, there, strict=True) if found]
+
+        return await self._store.execute(read, TIMEOUT_S)
 
     async def counted(self, batch: str) -> tuple[int, int]:
         row = await self._do(lambda client: client.hmget(self._batch(batch), "completed", "failed"))

@@ -42,7 +42,7 @@ class BatchStore(Protocol):
     async def batch(self, identity: str) -> Batch | None: ...
 
     async def batches(self, tenant: str) -> Sequence[str]:
-        """The ids, the youngest first."""
+        """The ids of those that there are, the youngest first."""
 
     async def counted(self, batch: str) -> tuple[int, int]:
         """-> (completed, failed) requests so far."""

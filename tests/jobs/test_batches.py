@@ -12,7 +12,9 @@ import openai
 import pytest
 from openai.types import Batch
 
+from gateway.jobs.batches import Batch as Stored
 from gateway.jobs.batches import lines_of
+from gateway.stages import batches
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
@@ -43,6 +45,12 @@ async def ended(client: openai.AsyncOpenAI, batch: str) -> Batch:
             if found.status in ("completed", "failed", "expired", "cancelled"):
                 return found
             await asyncio.sleep(0.05)
+
+
+async def batch_of(served: Served, identity: str) -> Stored:
+    found = await served.gateway.stores.batches.batch(identity)
+    assert found is not None
+    return found
 
 
 async def lines(client: openai.AsyncOpenAI, file: str | None) -> list[dict[str, Any]]:
@@ -137,6 +145,21 @@ async def test_files_and_batches_are_their_tenants_own(batching: Served, upstrea
                 await attempt
         assert [one async for one in bob.batches.list()] == []
         assert [one async for one in bob.files.list()] == []
+
+
+async def test_a_batch_that_has_expired_is_none_that_its_tenant_has(
+    batching: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MAX_BATCHES_PER_TENANT", 1)
+    async with client_of(batching) as client:
+        first = await create(client, line(0))
+        await ended(client, first.id)
+        with pytest.raises(openai.RateLimitError):
+            await create(client, line(1))
+        store = batching.gateway.stores.batches
+        await store.close(await batch_of(batching, first.id), 0.0)  # expires at once
+        second = await create(client, line(1))
+        assert [one.id async for one in client.batches.list()] == [second.id]
 
 
 async def test_a_batch_survives_a_gateway_that_is_killed(upstream: Upstream, tmp_path: Path) -> None:
