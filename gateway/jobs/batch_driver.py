@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -26,17 +26,23 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("nearhit.jobs")
 LOOK_EVERY_S = 1.0
 LEASE_S = 15.0
+RENEW_S = 4.0  # a step of the store takes ten seconds at most: with them the lease still holds
 # Jobs of one batch that are accepted and not over: enough to keep workers busy, few of what a tenant may have waiting.
 WINDOW = 200
 MAX_OUTPUT = 64 * 2**20  # bytes of a batch's answers; what is beyond fails
 CANCELLED, EXPIRED = "batch_cancelled", "batch_expired"
 
 
+class _Lost(Exception):
+    """The lease may be another gateway's by now: what is written from here on would be written into its steps."""
+
+
 @dataclass(slots=True)
 class _Driven:
-    """A batch in this gateway's hands."""
+    """A batch in this gateway's hands. `leased`: since when, or since it was said again; monotonic clock."""
 
     batch: Batch
+    leased: float
     lines: list[Line]
     jobs: dict[int, str]  # accepted, and not known to be over
     done: set[int]
@@ -92,31 +98,39 @@ class BatchDriver:
             now = self._clock.monotonic()
             full, (ended, self._ended) = now - self._looked >= LOOK_EVERY_S, (self._ended, set())
             self._looked = now if full else self._looked
-            try:
+            names: Sequence[str] = ()
+            with suppress(StoreUnavailable):
                 names = await self._store.open()
-                for name in names:
-                    if await self._store.lease(name, self._name, LEASE_S):
-                        await self._step(name, None if full else ended)
-                    else:
-                        self._driven.pop(name, None)
-                for name in set(self._driven) - set(names):
-                    del self._driven[name]
-            except StoreUnavailable:
-                self._driven.clear()  # what is known of them is read again
-            except Exception:
-                LOG.exception("a batch could not be driven")
-                self._driven.clear()
+            for name in names:
+                if not await self._drive(name, None if full else ended):
+                    self._driven.pop(name, None)  # what is known of it is read again
+            for name in set(self._driven) - set(names):
+                del self._driven[name]
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._wake.wait()
             self._wake.clear()
 
-    async def _step(self, name: str, ended: set[str] | None) -> None:
+    async def _drive(self, name: str, ended: set[str] | None) -> bool:
+        """Whether it went well, here: one batch that cannot be driven keeps no other one."""
+        now = self._clock.monotonic()
+        try:
+            if not await self._store.lease(name, self._name, LEASE_S):
+                return False
+            await self._step(name, now, ended)
+        except (StoreUnavailable, _Lost):
+            return False
+        except Exception:
+            LOG.exception("a batch could not be driven", extra={"fields": {"batch": name}})
+            return False
+        return True
+
+    async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
         """`ended`: jobs that are to be asked for; None: all."""
-        driven = self._driven.get(name) or await self._taken(name)
+        driven = self._driven.get(name) or await self._taken(name, leased)
         if driven is None:
             return
-        self._driven[name] = driven
+        self._driven[name], driven.leased = driven, leased
         await self._collect(driven, ended)
         stop = await self._stopped(driven.batch)
         if stop:
@@ -126,7 +140,16 @@ class BatchDriver:
         if len(driven.done) == len(driven.lines):
             await self._finish(driven, {"": "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[stop])
 
-    async def _taken(self, name: str) -> _Driven | None:
+    async def _keep(self, driven: _Driven) -> None:
+        """The lease, over steps that take long: 10,000 lines that are given up are as many writes. Raises `_Lost`."""
+        now = self._clock.monotonic()
+        if now - driven.leased < RENEW_S:
+            return
+        if now - driven.leased >= LEASE_S or not await self._store.lease(driven.batch.id, self._name, LEASE_S):
+            raise _Lost
+        driven.leased = now
+
+    async def _taken(self, name: str, leased: float) -> _Driven | None:
         """None: it turned out to be over."""
         batch = await self._store.batch(name)
         if batch is None:
@@ -143,17 +166,19 @@ class BatchDriver:
             await self._store.save(batch)
         known = await self._store.progress(name)
         jobs = {line: job for line, job in known.jobs.items() if line not in known.done}
-        return _Driven(batch, lines, jobs, set(known.done), by_number={line.number: line for line in lines})
+        return _Driven(batch, leased, lines, jobs, set(known.done), by_number={line.number: line for line in lines})
 
     async def _collect(self, driven: _Driven, ended: set[str] | None) -> None:
         for number, job in list(driven.jobs.items()):
             if ended is not None and job not in ended:
                 continue
+            await self._keep(driven)
             standing = await self._jobs.standing(job)
             if standing is None or standing.status.over:
                 await self._write(driven, driven.by_number[number], standing, "" if standing else "result_lost")
 
     async def _write(self, driven: _Driven, line: Line, standing: Standing | None, why: str) -> None:
+        await self._keep(driven)
         if driven.size > MAX_OUTPUT:
             standing, why = None, "output_too_large"
         output, completed = output_of(driven.batch.id, line, standing, why)
@@ -191,6 +216,7 @@ class BatchDriver:
 
     async def _job(self, driven: _Driven, line: Line) -> str | None:
         """The id of its job; empty: it can have none; None: there is no room for it now."""
+        await self._keep(driven)
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
         try:
             sealed = self._resealed(batch, identity)
@@ -218,6 +244,7 @@ class BatchDriver:
         batch, now = driven.batch, self._clock.wall()
         names = {}
         for kind, completed in (("output", True), ("error", False)):
+            await self._keep(driven)
             outputs = await self._store.outputs(batch.id, completed=completed)
             if outputs:
                 content = b"".join(outputs[line] + b"\n" for line in sorted(outputs))
@@ -225,6 +252,7 @@ class BatchDriver:
                 filename = f"{batch.id}_{kind}.jsonl"
                 file = File(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
                 await self._store.put_file(file, content)
+        await self._keep(driven)
         done = batch.became("finalizing", now).became(status, now, **names)
         await self._store.close(done, self._keep_s)
         self._driven.pop(batch.id, None)
