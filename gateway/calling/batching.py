@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.bodies import close_body
 from gateway.config.upstreams import BatchRule
 from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
 from gateway.errors import BackendError, Malformed
@@ -160,9 +161,10 @@ class Batching:
     async def _together(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
         """None where they are to be asked one by one."""
         response = await self._inner.send(_request(members))
-        if response.status != 200 or not isinstance(response.body, Whole):
-            if not isinstance(response.body, Whole):
-                raise BackendError("the answer to a batch is too large to be read", retryable=False)
+        if not isinstance(response.body, Whole):
+            await close_body(response.body)
+            raise BackendError("the answer to a batch is too large to be read", retryable=False)
+        if response.status != 200:
             self._no_use(form, 1, f"the backend answers {response.status}")
             return None
         try:

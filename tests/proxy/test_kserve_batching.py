@@ -10,9 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from gateway.adapters import http_exchange
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import KServeTriton
+from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.waiting import until
 from tests.proxy.test_kserve_http import ONE
 
@@ -126,3 +129,21 @@ async def test_answers_without_a_row_for_each_are_fetched_one_by_one(
                 texts = {output["name"]: output["data"] for output in answer.json["outputs"]}
                 assert texts["text_output"] == [f"label_light: {words}"]
         assert (await ask(served, "g")).status == 200
+
+
+async def test_an_answer_that_is_too_large_to_be_divided_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "MAX_WHOLE_BYTES", 1_000)
+
+    async def large(request: web.Request, _: Any) -> web.StreamResponse:
+        return web.json_response({"outputs": ["x" * 2**20]})
+
+    batch = {"max_size": 2, "max_wait": NEVER}
+    async with serving(Upstream(answer=large)) as upstream:
+        main = {"adapter": "kserve", "url": upstream.url.removesuffix("/v1"), "model": "sum_rows", "batch": batch}
+        async with gateway_of(config_of(tmp_path, {"main": main}), ONE) as served:
+            answers = await asyncio.gather(total(served, 1), total(served, 2))
+            assert [answer.status for answer in answers] == [502, 502]
+            assert len(upstream.calls) == 1
+            assert served.gateway.parts.pools["main"].inflight == 0, "its place is free, and its connection ended"
