@@ -19,6 +19,7 @@ SUFFIX = ".segment"
 _FRAME = struct.Struct(">II")
 MAX_FRAME = 2**30  # a length beyond this is no length
 REQUEST, LABEL = 0, 1  # the first value of a row
+_ODD = "surrogatepass"  # of text that is no UTF-8: headers are what clients send
 
 
 class SegmentInvalid(ValueError):
@@ -206,12 +207,12 @@ def frames(data: bytes) -> Iterator[bytes | None]:
 
 
 def _framed(value: Any) -> bytes:
-    payload: bytes = msgpack.packb(value, use_bin_type=True)
+    payload: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_ODD)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _unpacked(payload: bytes) -> Any:
     try:
-        return msgpack.unpackb(payload, use_list=False, raw=False)
+        return msgpack.unpackb(payload, use_list=False, raw=False, unicode_errors=_ODD)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise SegmentInvalid(f"cannot be read ({type(error).__name__})") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
+from tests.fixtures.wire import connected
 
 
 def records(rule: str) -> str:
@@ -186,3 +188,18 @@ async def test_of_more_than_goes_into_memory_the_last_are_read(upstream: Upstrea
     assert len(traffic.requests) == 2
     assert traffic.notes[0].startswith("only the last 2 requests of ")
     assert traffic.heading.started <= traffic.requests[0].at + 1.0
+
+
+async def test_a_header_that_is_no_utf_8_ends_no_recording(upstream: Upstream, tmp_path: Path) -> None:
+    rules = records("on").replace("match: {}", 'match: {headers: {x-app: "*"}}', 1)
+    rules += "  - {name: rest, match: {}, route: {backend: main}}\n"
+    async with gateway_of(config(tmp_path, upstream), rules) as served:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": FIRST}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-App: caf\xe9\r\nContent-Length: %d\r\n\r\n"
+        async with connected(served.url) as wire:
+            await wire.send(head % len(body) + body)
+            assert (await wire.message()).status == 200
+        (row,) = (await flushed(served, tmp_path)).requests
+        assert row.given.headers == (("x-app", "caf\udce9"),)
+        await served.chat(OTHER, headers={"x-app": "plain"})
+        assert len((await flushed(served, tmp_path)).requests) == 2
