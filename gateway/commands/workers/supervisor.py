@@ -136,7 +136,12 @@ class Supervisor:
             LOG.info("handed over", extra={"fields": {"generation": self.generation, "failed": failed}})
 
     async def _replace(self, number: int) -> bool:
-        worker = await self._spawn(number)
+        try:
+            worker = await self._spawn(number)
+        except OSError as error:
+            fields = {"worker": number, "error": str(error)}
+            LOG.error("a new worker cannot be started, the old one stays", extra={"fields": fields})
+            return False
         if not await worker.says("ready", START_S):
             LOG.error("a new worker has not come to listen, the old one stays", extra={"fields": {"worker": number}})
             await worker.end(GRACE_S)
@@ -154,7 +159,7 @@ class Supervisor:
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
-            await asyncio.to_thread(fold, figures_folder(self._ground.config.data_dir))
+            await self._fold()
             if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
                 continue
             if time.monotonic() - worker.begun > STEADY_S:
@@ -164,7 +169,25 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
             if self._workers[number] is worker and not self.stopping:
-                self._workers[number] = await self._spawn(number)
+                await self._again(number, worker)
+
+    async def _again(self, number: int, worker: Worker) -> None:
+        """Another one in its place. What a machine has too little of now it may have later: it is tried again."""
+        try:
+            another = await self._spawn(number)
+        except OSError as error:
+            LOG.error("a worker cannot be started", extra={"fields": {"worker": number, "error": str(error)}})
+            return
+        if self._workers[number] is worker:
+            self._workers[number] = another
+        else:  # a hand-over was faster
+            await another.end(GRACE_S)
+
+    async def _fold(self) -> None:
+        try:
+            await asyncio.to_thread(fold, figures_folder(self._ground.config.data_dir))
+        except OSError as error:
+            LOG.warning("figures of former workers are left", extra={"fields": {"error": str(error)}})
 
     async def stop(self) -> None:
         """Lets them drain, all at once."""
@@ -187,6 +210,9 @@ class Supervisor:
                 start_new_session=True,
                 pass_fds=[fd for fd in (hired.data, hired.admin, writing) if fd is not None],
             )
+        except BaseException:
+            os.close(reading)
+            raise
         finally:
             os.close(writing)
         told = asyncio.StreamReader()

@@ -1,0 +1,91 @@
+"""What a supervisor does about workers that end by themselves; of workers only what it sees of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.commands.workers.supervisor import Ground, Supervisor, Worker
+from gateway.composition.hired import VARIABLE
+from tests.fixtures.gateways import config_of
+from tests.fixtures.waiting import until
+
+WORKER = f"""
+import json, os, signal
+os.write(json.loads(os.environ["{VARIABLE}"])["told"], b"ready\\nwarm\\n")
+signal.pause()
+"""
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    """Of one worker. The folder of its figures is not there."""
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}})
+    with socket.create_server(("127.0.0.1", 0)) as data, socket.create_server(("127.0.0.1", 0)) as admin:
+        ground = Ground((sys.executable, "-c", WORKER), os.environ, config, "", (data,), admin)
+        supervising = Supervisor(ground)
+        await supervising.start()
+        yield supervising
+        await supervising.stop()
+
+
+def worker_of(supervisor: Supervisor) -> Worker:
+    return supervisor._workers[0]
+
+
+async def test_a_worker_is_started_again_though_its_figures_cannot_be_kept(supervisor: Supervisor) -> None:
+    before = worker_of(supervisor)
+    before.signal(signal.SIGKILL)
+    await until(lambda: worker_of(supervisor) is not before)
+    assert await worker_of(supervisor).says("ready", 30.0)
+
+
+async def test_a_worker_that_cannot_be_started_now_is_started_later(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors, as after a burst of connections to it."""
+    pipe, failed = os.pipe, 0
+
+    def none_left() -> tuple[int, int]:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise OSError(24, "Too many open files")
+        return pipe()
+
+    monkeypatch.setattr(os, "pipe", none_left)
+    before = worker_of(supervisor)
+    before.signal(signal.SIGKILL)
+    await until(lambda: worker_of(supervisor) is not before)
+    assert failed >= 2
+
+
+async def test_a_hand_over_that_cannot_start_a_worker_leaves_the_old_one(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(24, "Too many open files")
+
+    before = worker_of(supervisor)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", none_left)
+        await supervisor.hand_over()
+    assert worker_of(supervisor) is before
+    assert supervisor.generation == 2, "who waits for the hand-over is told that it is over"
+    await supervisor.hand_over()
+    assert worker_of(supervisor) is not before
+
+
+async def test_what_a_hand_over_has_put_in_place_stays_there(supervisor: Supervisor) -> None:
+    """A worker ends by itself in the moment in which it is replaced: the one that is started for it is one too many."""
+    before = worker_of(supervisor)
+    await supervisor.hand_over()
+    there = worker_of(supervisor)
+    await supervisor._again(0, before)
+    assert worker_of(supervisor) is there
