@@ -42,9 +42,23 @@ class Background:
             LOG.exception("background work failed")
 
 
+def begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A job that runs as long as the gateway does. Where it fails that is said at once: nobody waits for it, and the
+    loop itself would say so when the gateway ends."""
+    task = asyncio.create_task(job, name=getattr(job, "__qualname__", None))
+    task.add_done_callback(_told)
+    return task
+
+
+def _told(job: asyncio.Task[None]) -> None:
+    error = None if job.cancelled() else job.exception()
+    if error is not None:
+        LOG.error("a part of the gateway has ended", exc_info=error, extra={"fields": {"job": job.get_name()}})
+
+
 def run_within(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:
     """Begins a job that `stack` ends."""
-    stack.push_async_callback(cancelled, asyncio.create_task(job))
+    stack.push_async_callback(cancelled, begun(job))
 
 
 async def cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -18,7 +18,7 @@ import uvloop
 
 from gateway.adapters.collector import Collector, collected_briefly
 from gateway.app import Gateway, running
-from gateway.background import cancelled
+from gateway.background import begun, cancelled
 from gateway.commands.asking import GOOD, address
 from gateway.commands.signals import until_signalled
 from gateway.commands.workers.supervisor import supervising
@@ -113,7 +113,7 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
 @asynccontextmanager
 async def following(gateway: Gateway) -> AsyncIterator[None]:
     """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
-    watcher = asyncio.create_task(gateway.policies.watch())
+    watcher = begun(gateway.policies.watch())
     reloads: set[asyncio.Task[object]] = set()  # the loop itself holds tasks weakly
 
     def reload() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gateway.background import cancelled
+from gateway.background import begun, cancelled
 from gateway.errors import StoreUnavailable
 from gateway.jobs.model import Claimed, Result, Status
 from gateway.jobs.outcome import Again, Pace, Terms, judged
@@ -80,7 +80,7 @@ class Workers:
 
     async def run(self) -> None:
         """Until it is cancelled: then what is under way is given back, for others to begin at once."""
-        beats = asyncio.create_task(self._keep())
+        beats = begun(self._keep())
         try:
             while True:
                 await self._take()

@@ -1,0 +1,50 @@
+"""Jobs that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gateway.background import cancelled, run_within
+from tests.fixtures.waiting import until
+
+
+async def test_a_job_that_fails_says_so_at_once_and_not_when_the_gateway_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def job() -> None:
+        raise ZeroDivisionError("a fault")
+
+    async with AsyncExitStack() as stack:
+        run_within(stack, job())
+        await until(lambda: caplog.records)
+        (record,) = caplog.records
+        assert (record.levelname, record.getMessage()) == ("ERROR", "a part of the gateway has ended")
+        assert "a fault" in caplog.text
+        assert record.__dict__["fields"]["job"].endswith("job")
+
+
+async def test_a_job_that_is_ended_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        run_within(stack, asyncio.Event().wait())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+    assert not caplog.records
+
+
+async def test_a_cancellation_that_is_lost_is_said_again() -> None:
+    lost = 0
+
+    async def job() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                lost += 1
+                if lost > 1:
+                    raise
+
+    task = asyncio.create_task(job())
+    await asyncio.sleep(0)
+    await cancelled(task)
+    assert lost == 2
