@@ -138,7 +138,7 @@ class Gateway:
         if policy is not None:
             self.apply(policy)
             self.parts.fleet.policy(policy.hash)
-            LOG.info("policy reloaded", extra={"fields": {"hash": policy.hash}})
+            LOG.info("policy in force", extra={"fields": {"hash": policy.hash}})
         else:
             LOG.error("policy rejected, the last good one stays", extra={"fields": {"faults": list(map(str, faults))}})
         self.parts.telemetry.policy_reload_ok.set(value=0.0 if policy is None else 1.0)

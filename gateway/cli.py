@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import orjson
 
 from gateway.adapters.child import ChildFailed
 from gateway.commands.asking import FAULT, GOOD, USAGE, Run, WrongUsage
-from gateway.commands.parser import build_parser
+from gateway.commands.parser import COMMANDS, build_parser
+from gateway.commands.usage import Parser
 from gateway.demo.errors import DemoUnavailable
 from gateway.errors import Refused, StartFailed
 from gateway.modelkit.environment import FetchFailed
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _imported(given)
+    parser.refuse_command(given, list(COMMANDS))
     arguments = parser.parse_args(given)
     command: Run | None = getattr(arguments, "command", None)
     if command is None:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _imported(given: Sequence[str]) -> ArgumentParser:
+def _imported(given: Sequence[str]) -> Parser:
     """The parser, and with it the command's modules. They stay: looking through them for cycles over and over while
     they come takes a fifth of the imports' time (1.26 s of CPU instead of 1.0 for `serve`, on a busy machine)."""
     gc.disable()

@@ -100,12 +100,29 @@ def address(text: str) -> Address:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_addresses(command: argparse.ArgumentParser) -> None:
+    """The options that `addressed` reads."""
+    command.add_argument("--listen", metavar="HOST:PORT", type=address, help="instead of server.listen")
+    command.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
+
+
+def addressed(environ: Mapping[str, str], listen: Address | None, admin: Address | None) -> dict[str, str]:
+    """The environment with the addresses of the command line in it: they are checked like every other setting."""
+    given = {"NEARHIT_SERVER__LISTEN": listen, "NEARHIT_SERVER__ADMIN": admin}
+    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
+
+
 def duration(text: str) -> float:
     """Seconds, for argparse."""
     try:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def several(count: int, one: str, more: str = "") -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 def time_text(seconds: float) -> str:

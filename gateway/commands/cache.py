@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gateway.commands.admin_client import AdminClient, CommandFailed, Place, connected
-from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, place_given, tell
+from gateway.commands.asking import FAULT, GOOD, WrongUsage, asked, group, place_given, several, tell
 from gateway.commands.cache_texts import purge_text, stats_text, warm_text
 from gateway.commands.progress import Advance, counted, waiting
 from gateway.commands.warming import Plan, count_prompts, parse_rate, warm
@@ -119,7 +119,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         with counted("exporting", None, "entries", quiet=arguments.json) as done:
             count = await _to_file(_told(admin.lines(path), done), arguments.out)
         said = {"entries": count, "file": str(arguments.out)}
-        return tell(arguments, said, f"{count} entries in {arguments.out}")
+        return tell(arguments, said, f"{several(count, 'entry', 'entries')} in {arguments.out}")
 
     return asked(arguments, ask)
 

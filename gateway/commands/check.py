@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.asking import FAULT, GOOD, place_given, tell
+from gateway.commands.asking import FAULT, GOOD, place_given, several, tell
 from gateway.commands.policy import warnings_of
 from gateway.policy.check import CheckResult, check
 from gateway.policy_life.expectations import disappointments
@@ -34,4 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _text(result: CheckResult) -> str:
     lines = [*map(str, result.faults), *(f"warning: {warning}" for warning in result.warnings)]
-    return "\n".join(lines if result.faults else [*lines, f"{len(result.files)} files, no faults"])
+    return "\n".join(lines if result.faults else [*lines, f"{several(len(result.files), 'file')}, no faults"])

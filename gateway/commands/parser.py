@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gateway.commands.manual import dress
+from gateway.commands.usage import Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ COMMANDS: Mapping[str, Listed] = {
 }
 
 
-def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+def build_parser(argv: Sequence[str] | None = None) -> Parser:
     """Of every command; with a command line, of the one that it names, and of the others their names alone: what they
     need takes more than a second to import."""
     named = None if argv is None else next((word for word in argv if not word.startswith("-")), "")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nearhit", description="Semantic response cache and adaptive routing gateway for model endpoints."
     )
     parser.add_argument("--version", action="version", version=f"nearhit {version('nearhit')}")

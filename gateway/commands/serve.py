@@ -19,7 +19,7 @@ import uvloop
 from gateway.adapters.collector import Collector, collected_briefly
 from gateway.app import Gateway, running
 from gateway.background import begun, cancelled
-from gateway.commands.asking import GOOD, address
+from gateway.commands.asking import GOOD, add_addresses, addressed
 from gateway.commands.signals import until_signalled
 from gateway.commands.workers.supervisor import supervising
 from gateway.composition.hired import Hired
@@ -38,8 +38,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     text = "Run the gateway until it is told to stop."
     command = commands.add_parser("serve", parents=[shared], help=text, description=text)
     command.add_argument("--upstream", metavar="URL", help="no config file: put the gateway before this one endpoint")
-    command.add_argument("--listen", metavar="HOST:PORT", type=address, help="instead of server.listen")
-    command.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
+    add_addresses(command)
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     command.set_defaults(command=run)
 
@@ -58,13 +57,13 @@ async def serve(
 ) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
-    config, hired = load_config(path, at(environ, listen, admin)), Hired.of(environ)
+    config, hired = load_config(path, addressed(environ, listen, admin)), Hired.of(environ)
     if hired is not None:
         config = hired.applied(config)
     elif config.server.workers > 1:
         staged_folder(config.policies, config)  # its faults are told once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
-        await supervise(config, at(environ, listen, admin), arguments)
+        await supervise(config, addressed(environ, listen, admin), arguments)
         return
     resume(config, time.time)
     policy = staged_folder(config.policies, config)
@@ -135,18 +134,12 @@ async def serve_upstream(
 ) -> None:
     """Serves one endpoint, with both caches on and no file at all."""
     logs.set_up(log_level)
-    config, policy = upstream_config(url, at(environ, listen, admin))
+    config, policy = upstream_config(url, addressed(environ, listen, admin))
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         with settled(gateway):
             announce(config.server.scheme, gateway.data_address, gateway.admin_address)
             await until_signalled()
         logging.getLogger("nearhit").info("stopping")
-
-
-def at(environ: Mapping[str, str], listen: Address | None, admin: Address | None) -> dict[str, str]:
-    """The environment with the addresses of the command line in it: they are checked like every other setting."""
-    given = {"NEARHIT_SERVER__LISTEN": listen, "NEARHIT_SERVER__ADMIN": admin}
-    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
 def access_log(level: str) -> AccessLog | None:

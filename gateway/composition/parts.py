@@ -62,7 +62,9 @@ class DataDirLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise StartFailed(f"another gateway uses the data directory {data_dir}") from None
+            raise StartFailed(
+                f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
+            ) from None
 
     def release(self) -> None:
         self._file.close()

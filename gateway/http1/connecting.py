@@ -100,6 +100,8 @@ def _said(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
+        if error.reason == "WRONG_VERSION_NUMBER":
+            return "it does not speak TLS: is its url http:// rather than https://?"
         return f"no TLS: {error.reason or 'the handshake failed'}"
     if isinstance(error, socket.gaierror):
         return "its name is not known"

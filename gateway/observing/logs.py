@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from typing import Any, TextIO
 
 import orjson
+
+from gateway.observing.decimals import thousandths
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": thousandths(record.created),  # as in the lines of requests: whoever collects both has one type
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from watchfiles import awatch
@@ -16,6 +17,9 @@ OnReload = Callable[[Policy | None, tuple[Fault, ...]], None]
 """Called with the policy that is now in force, or with None and the faults that kept the last good one."""
 Record = Callable[[Policy, Author], None]
 """Called in a thread with each policy that has come into force, and who wrote it. Raises nothing."""
+
+# watchfiles imports it at its first wait, in the event loop of a gateway that serves by then: 30 ms and more.
+import_module("anyio._backends._asyncio")
 
 _POLL_S = 2.0  # bounds what a missed event costs: network and bind mounts have none
 _DEBOUNCE_MS = 100  # an editor's rename-and-replace is over by then

@@ -25,7 +25,8 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {render_path(self.path)}: {self.message}"
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {render_path(self.path)}: {self.message}"
 
     def as_json(self) -> dict[str, str | int]:
         """The fault as machines read it."""

@@ -140,3 +140,36 @@ def test_every_command_takes_config_and_json() -> None:
         with pytest.raises(SystemExit) as exit_:
             main([*command, "--config", "x", "--json", "--help"])
         assert exit_.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["sreve"], "nearhit: error: there is no command 'sreve', did you mean 'serve'? `nearhit --help` lists them"),
+        (["xyz"], "nearhit: error: there is no command 'xyz'; `nearhit --help` lists them"),
+        (
+            ["--config", "x.yaml", "serve"],
+            "nearhit: error: options go after the command, and --config stands before it",
+        ),
+        (
+            ["cache", "purge", "--tags", "x"],
+            "nearhit cache purge: error: unknown option --tags, did you mean --tag? "
+            "`nearhit cache purge --help` lists what there is",
+        ),
+        (
+            ["check", "--nothing-of-the-kind"],
+            "nearhit check: error: unknown option --nothing-of-the-kind; `nearhit check --help` lists what there is",
+        ),
+        (
+            ["serve", "config.yaml"],
+            "nearhit serve: error: unexpected argument 'config.yaml'; `nearhit serve --help` lists what there is",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_told_by_the_command_that_was_meant(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(given)
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == said

@@ -39,9 +39,10 @@ class Home:
         main_backend = {"adapter": "openai", "url": url, **(backend or {})}
         return write_config(self.folder, {"main": main_backend}, policy, **sections)
 
-    async def examine(self) -> tuple[int, Findings, str]:
+    async def examine(self, *more: str) -> tuple[int, Findings, str]:
         """-> exit code, findings by check, everything that was printed."""
-        code = await asyncio.to_thread(main, ["doctor", "--json", "--config", str(self.folder / "config.yaml")])
+        given = ["doctor", "--json", "--config", str(self.folder / "config.yaml"), *more]
+        code = await asyncio.to_thread(main, given)
         said = self._capsys.readouterr()
         found: Findings = {}
         for finding in json.loads(said.out)["findings"]:
@@ -85,7 +86,7 @@ async def test_text_names_each_check_and_what_to_do(home: Home) -> None:
     text = await home.text()
     assert "ok       configuration  2 files, no faults\n" in text
     assert "\n                        -> start it, or put backends.main right in config.yaml\n" in text
-    assert text.splitlines()[-1].endswith("1 faults")
+    assert text.splitlines()[-1].endswith("1 fault")
 
 
 async def test_without_a_configuration_it_says_what_was_left_out(home: Home) -> None:
@@ -296,3 +297,9 @@ async def test_one_endpoint_without_a_file_is_examined_too(
     assert f"backends       main: {upstream.url} answers" in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["doctor", "--upstream", "no url"]) == 1
     assert "command line" in capsys.readouterr().out
+
+
+async def test_it_looks_at_the_addresses_that_serve_was_given(home: Home, upstream: Upstream, taken: int) -> None:
+    home.write(upstream.url)
+    _, found, _ = await home.examine("--listen", f"127.0.0.1:{taken}")
+    assert f"127.0.0.1:{taken} (server.listen)" in worst(found["ports"])["found"]

@@ -139,4 +139,5 @@ def test_no_clock_can_be_before_the_program() -> None:
 def test_a_report_is_good_without_a_fault(levels: list[Level]) -> None:
     report = Report(tuple(Finding("check", level, "found", "todo") for level in levels))
     assert report.good == (Level.FAULT not in levels)
-    assert f"{levels.count(Level.FAULT)} faults" in report.as_text()
+    count = levels.count(Level.FAULT)
+    assert f"{count} {'fault' if count == 1 else 'faults'}" in report.as_text()

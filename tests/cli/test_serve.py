@@ -109,7 +109,8 @@ async def test_two_gateways_do_not_share_a_data_directory(upstream: Upstream, tm
     async with served_by_process(config):
         code, said = await ended(await start("--config", str(config), "--log-level", "error", cwd=tmp_path))
     assert code == 1
-    assert said == f"nearhit: another gateway uses the data directory {tmp_path / 'var'}\n"
+    way_out = "end it, or give this one another data_dir"
+    assert said == f"nearhit: another gateway uses the data directory {tmp_path / 'var'}: {way_out}\n"
 
 
 async def test_a_taken_port_is_one_sentence_and_leaves_nothing_running(upstream: Upstream, tmp_path: Path) -> None:

@@ -656,3 +656,16 @@ async def test_the_own_client_tells_a_silent_end_from_a_broken_answer(server: Wi
     async with client_at("own", server.url) as client:
         with pytest.raises(Disconnected):
             await client.ask(get(), due())
+
+
+async def test_a_server_without_tls_is_told_in_words() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(plain, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        async with client_at("own", f"https://127.0.0.1:{port}") as client:
+            with pytest.raises(ConnectFailed, match="it does not speak TLS: is its url http:// rather than https://"):
+                await client.ask(get(), due())

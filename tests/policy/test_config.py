@@ -90,14 +90,14 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
 
 def test_a_wrong_value_of_the_environment_names_its_variable(tmp_path: Path) -> None:
     assert refused(tmp_path, environ={"NEARHIT_SERVER__MAX_INFLIGHT": "many", "NEARHIT_STORE__TIMEOUT": "5"}) == [
-        "environment:0: NEARHIT_SERVER__MAX_INFLIGHT: expected a whole number, got 'many'",
-        "environment:0: NEARHIT_STORE__TIMEOUT: expected a duration such as 250ms, 30s, 5m, 24h or 7d, got 5",
+        "environment: NEARHIT_SERVER__MAX_INFLIGHT: expected a whole number, got 'many'",
+        "environment: NEARHIT_STORE__TIMEOUT: expected a duration such as 250ms, 30s, 5m, 24h or 7d, got 5",
     ]
 
 
 def test_an_unknown_setting_names_the_nearest_one(tmp_path: Path) -> None:
     assert refused(tmp_path, environ={"NEARHIT_SERVER__LISTN": "x"}) == [
-        "environment:0: NEARHIT_SERVER__LISTN: unknown setting, did you mean NEARHIT_SERVER__LISTEN? "
+        "environment: NEARHIT_SERVER__LISTN: unknown setting, did you mean NEARHIT_SERVER__LISTEN? "
         "expected NEARHIT_SECTION__KEY with keys of config.yaml"
     ]
 
@@ -167,7 +167,7 @@ def test_a_wrong_upstream_is_told_so() -> None:
     with pytest.raises(ConfigInvalid) as caught:
         upstream_config("host/v1")
     assert str(caught.value) == (
-        "command line:0: --upstream: expected a URL such as https://api.openai.com/v1, got 'host/v1'"
+        "command line: --upstream: expected a URL such as https://api.openai.com/v1, got 'host/v1'"
     )
 
 

@@ -70,5 +70,5 @@ class Report:
 
 def _summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
-    words = {Level.OK: "ok", Level.WARNING: "warnings", Level.FAULT: "faults"}
+    words = {level: f"{level}s" if level is not Level.OK and counts[level] != 1 else str(level) for level in Level}
     return ", ".join(f"{count} {words[level]}" for level, count in counts.items())

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gateway.commands.asking import several
 from gateway.commands.doctor.findings import Finding, fault, ok, warning
 from gateway.config import Config, OnnxBackendConfig
 from gateway.policy.check import CheckResult
@@ -33,7 +34,7 @@ def configuration(result: CheckResult) -> Iterator[Finding]:
     for problem in result.warnings[:SHOWN]:
         yield warning("configuration", str(problem), "change that line, unless it is meant")
     if not result.faults:
-        yield ok("configuration", f"{len(result.files) or 'no'} files, no faults")
+        yield ok("configuration", f"{several(len(result.files), 'file') if result.files else 'no files'}, no faults")
 
 
 def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:
@@ -161,7 +162,8 @@ def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
         return
     most = max(counts, key=counts.__getitem__)
     longest = stats.get("loop", {}).get("longest") or {}
-    at = f", the longest for {longest['ms']:g} ms in {longest['where'] or 'no code of Python'}" if longest else ""
+    at = f", the longest for {longest['ms']:g} ms" if longest else ""
+    at += f" in {longest['where']}" if longest.get("where") else ""  # where not: nobody looked in time
     todo = {
         "starved": "give it a processor: other work, or a limit of its container, keeps it from one",
         "busy": "add gateways or server.workers: this one has more to compute than one processor does",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.commands.asking import several
 from gateway.commands.top.figures import Figures, OfRoute
 
 NAME = 22  # characters of a name; longer ones are cut
@@ -60,10 +61,12 @@ def _trouble(figures: Figures) -> Iterator[Line]:
     if figures.store_breaker != "closed":
         yield Line("the store has failed and is left alone for a moment: see `nearhit doctor`", Tone.BAD)
     if figures.policy_faults:
-        yield Line(f"the last policy was refused, with {figures.policy_faults} faults: see `nearhit check`", Tone.BAD)
+        faults = several(figures.policy_faults, "fault")
+        yield Line(f"the last policy was refused, with {faults}: see `nearhit check`", Tone.BAD)
     if some := {cause: count for cause, count in figures.stalls.items() if count}:
         causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
-        yield Line(f"the event loop stood still {sum(some.values()):.0f} times, 20 ms or more ({causes})", Tone.BAD)
+        stood = several(round(sum(some.values())), "time")
+        yield Line(f"the event loop stood still {stood}, 20 ms or more ({causes})", Tone.BAD)
     if not figures.index_ready:
         yield Line("the index is still being read: not every question is found by similarity")
     if left := figures.migration.get("left"):
@@ -105,7 +108,7 @@ def _of(figures: Figures) -> str:
 
 
 def _stretch(figures: Figures) -> str:
-    return "since its start" if figures.since_start else f"the last {duration(figures.seconds)}"
+    return "all of it" if figures.since_start else f"the last {duration(figures.seconds)}"
 
 
 def _name(name: str) -> str:
