@@ -1,70 +1,86 @@
-"""When Python's garbage collector looks for cycles, and at what: so that it holds the event loop for milliseconds.
+"""When Python's garbage collector looks for cycles, and at what: so that it never holds the event loop for long.
 
-Where it looks seldom it walks a hundred thousand young objects at once, 26 ms; and the old ones, which are those of all
-stored entries, whenever there are a quarter more. Here it walks few at a time, and whatever has outlived a walk of the
-oldest is put out of its reach: nearly all of that is freed by counting, whenever it is. What is in a cycle by then is
-found when everything is walked, once in a while.
+What is answered leaves no cycles, and is freed by counting; what fails, or is given up by its client, leaves a hundred
+objects in them. So few objects are walked at a time, twice, and what has outlived that is put out of reach: walking it
+again and again is what takes long. What gets into a cycle only then is found when everything is walked: in a quiet
+moment, or, where none comes, when there is several times what there was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# So many objects more than went since the last walk; beyond how many walks of a generation the next older one is walked
-# as well. That is 5,000, 10,000 and 30,000 objects: 0.6, 1.4 and 5.5 ms, 8 ms at most, as stored answers were made.
-THRESHOLDS = (5_000, 0, 1)
-OLDEST = 2
-# Everything is walked (120 ms of CPU with 155,000 objects of the start and as many more) where walks of the oldest have
-# found so many objects in cycles, and as many may be out of reach; or where so many times what there was is there.
-FOUND, TIMES = 50_000, 4
+# Walked at 2,000 objects more than went, every sixth time with those of the five walks before, 12,000: 0.2 and 2.4 ms
+# of CPU as entries are made (30,000 at once: 8.5); to count them is a tenth of that. The last is never met.
+THRESHOLDS = (2_000, 4, 1_000)
+OLDER, OLDEST = 1, 2
+# Where as many old objects go as new ones come, as where entries make room, the collector does not count them: it walks
+# nothing for long, and then all of them at once.
+TICK_S = 1.0
+# Everything: 187 ms of CPU for 500,000 objects, 110,000 of them the start's. In a tick in which the loop has hardly
+# computed, once there may be a quarter more than was walked the last time; otherwise at so many times of that, and
+# only if they are there still: to count them takes a seventh of the walk.
+QUIET = 0.02
+MORE = 0.25
+TIMES = 4
 
 
 class Collector:
-    """`begin` puts all that is there out of reach."""
+    """`begin` puts all that is there out of reach. Of the loop that it is called in, whose thread is the only one that
+    walks everything."""
 
-    def __init__(self, found: int = FOUND, times: int = TIMES) -> None:
-        self._most_found, self._times = found, times
+    def __init__(self, tick_s: float = TICK_S, quiet: float = QUIET) -> None:
+        self._tick_s, self._quiet = tick_s, quiet
         self._settled = 0  # out of reach after the last walk of everything
-        self._since = self._found = 0  # put there since, and found in cycles
-        self._walking = False
+        self._since = 0  # put there since, whether or not they are there still
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._before = gc.get_threshold()
-        self._settle()
+        self._walk()
         gc.set_threshold(*THRESHOLDS)
         gc.callbacks.append(self._collected)
+        self._wait()
 
     def end(self) -> None:
+        self._next.cancel()
         gc.callbacks.remove(self._collected)
         gc.set_threshold(*self._before)
 
+    def _wait(self) -> None:
+        self._ran = time.thread_time()
+        self._next = self._loop.call_later(self._tick_s, self._tick)
+
+    def _tick(self) -> None:
+        quiet = time.thread_time() - self._ran < self._quiet * self._tick_s
+        gc.collect(OLDER if gc.get_count()[OLDER] > THRESHOLDS[OLDER] else 0)
+        if self._since > MORE * self._settled and quiet:
+            self._walk()
+        elif self._since > (TIMES - 1) * self._settled:
+            self._count()
+        self._wait()
+
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         """In whichever thread it happened."""
-        if phase != "stop" or info["generation"] != OLDEST or self._walking:
-            return
-        self._found += info["collected"]
-        self._since += len(gc.get_objects(OLDEST))
-        gc.freeze()
-        if self._found > self._most_found or self._since > self._times * self._settled:
-            self._found = self._since = 0  # once
-            self._loop.call_soon_threadsafe(self._walk)
+        if phase == "stop" and info["generation"] == OLDER:
+            self._since += len(gc.get_objects(OLDEST))
+            gc.freeze()
+
+    def _count(self) -> None:
+        self._since = 0  # whatever comes of it: the next time is after as many more
+        if gc.get_freeze_count() > TIMES * self._settled:
+            self._walk()
 
     def _walk(self) -> None:
         gc.unfreeze()
-        self._settle()
-
-    def _settle(self) -> None:
-        self._walking = True
         gc.collect()
         gc.freeze()
-        gc.collect()  # of nothing: the collector waits for a quarter more than it has walked the last time
-        self._settled, self._since, self._found = gc.get_freeze_count(), 0, 0
-        self._walking = False
+        self._settled, self._since = gc.get_freeze_count(), 0
 
 
 @contextmanager

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
-from gateway.adapters.collector import OLDEST, THRESHOLDS, Collector, collected_briefly
+from gateway.adapters.collector import OLDER, OLDEST, THRESHOLDS, Collector, collected_briefly
 from tests.fixtures.waiting import until
+
+AT_MOST = (THRESHOLDS[OLDER] + 3) * THRESHOLDS[0]  # objects within reach, with what a test itself makes
+ALWAYS, NEVER = 1e9, -1.0  # the part of a tick below which a loop is held to be quiet
 
 
 class Cycle:
@@ -25,6 +30,19 @@ def _as_before() -> Iterator[None]:
     assert (gc.get_threshold(), list(gc.callbacks)) == before
 
 
+def grown(count: int) -> list[list[object]]:
+    """So many objects, and as many more as it takes to have them all put out of reach."""
+    kept = [[object()] for _ in range(count)]
+    walks = walks_of(OLDER)
+    while walks_of(OLDER) == walks:
+        kept.append([object()])
+    return kept
+
+
+def walks_of(generation: int) -> int:
+    return int(gc.get_stats()[generation]["collections"])
+
+
 def walked() -> int:
     """Objects that a walk of the oldest would look at by now, about."""
     return sum(len(gc.get_objects(generation)) for generation in range(OLDEST + 1))
@@ -35,34 +53,62 @@ async def test_what_is_there_is_out_of_reach_until_the_end() -> None:
     with collected_briefly(Collector()):
         assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > before
-        assert walked() < 5_000
+        assert walked() < THRESHOLDS[0]
 
 
-async def test_what_outlives_a_walk_of_the_oldest_is_walked_no_more() -> None:
+async def test_what_outlives_two_walks_is_walked_no_more() -> None:
     kept: list[list[object]] = []
     with collected_briefly(Collector()):
-        for _ in range(40):
-            kept += [[object()] for _ in range(10_000)]
-            assert walked() < 60_000
+        for _ in range(400):
+            kept += [[object()] for _ in range(1_000)]
+            assert walked() < AT_MOST
     assert len(kept) == 400_000
 
 
-@pytest.mark.parametrize("enough", ["found", "put there"])
-async def test_what_is_in_a_cycle_by_then_is_found_once_in_a_while(enough: str) -> None:
-    kept: list[list[object]] = []
-    with collected_briefly(Collector(found=10_000, times=1)):
-        cycle = Cycle()
+async def test_as_many_new_objects_as_old_ones_go_are_walked_in_time() -> None:
+    kept = deque([[object()] for _ in range(50_000)])
+    with collected_briefly(Collector(tick_s=0.001)):
+        for _ in range(50):
+            for _ in range(1_000):
+                kept.popleft()
+                kept.append([object()])
+            walks = walks_of(0)
+            await until(lambda: walks_of(0) > walks)  # noqa: B023
+            assert walked() < AT_MOST
+
+
+async def test_a_cycle_that_is_young_is_found_while_requests_come() -> None:
+    with collected_briefly(Collector(quiet=NEVER)):
+        gone = weakref.ref(Cycle())
+        kept = [[object()] for _ in range(THRESHOLDS[0] + 1)]
+        assert gone() is None
+    assert kept
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_what_is_in_a_cycle_by_then_is_found_once_in_a_while(quiet: bool) -> None:
+    with collected_briefly(Collector(tick_s=0.001, quiet=ALWAYS if quiet else NEVER)):
+        settled = gc.get_freeze_count()
+        cycle, kept = Cycle(), grown(0)
         gone = weakref.ref(cycle)
-        gc.collect()
         assert cycle not in gc.get_objects(), "it is out of reach"
         del cycle
-        gc.collect()
-        assert gone() is not None
-        if enough == "found":
-            garbage = [Cycle() for _ in range(11_000)]
-            del garbage
-        else:
-            kept += [[object()] for _ in range(gc.get_freeze_count() + 100_000)]
-        gc.collect()
+        kept += grown(settled if quiet else 2 * settled)
+        await asyncio.sleep(0.01)  # several ticks
+        assert quiet or gone() is not None, "there is not enough to walk it all at once"
+        kept += grown(2 * settled)
         await until(lambda: gone() is None)
-        assert walked() < 60_000
+        assert walked() < AT_MOST
+    assert kept
+
+
+async def test_what_came_and_went_is_no_reason_to_walk_everything() -> None:
+    with collected_briefly(Collector(tick_s=0.001, quiet=NEVER)):
+        cycle, settled = Cycle(), gc.get_freeze_count()
+        gone = weakref.ref(cycle)
+        grown(0)
+        del cycle
+        for _ in range(6):
+            grown(settled)
+            await asyncio.sleep(0.01)  # several ticks
+        assert gone() is not None
