@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from typing import Any, TextIO
@@ -9,6 +10,9 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.observing.decimals import thousandths
+
+LOG = logging.getLogger("nearhit")
+IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, before they write the callback out
 
 
 class JsonLines(logging.Formatter):
@@ -38,6 +42,7 @@ def _places(record: logging.LogRecord) -> list[str]:
 
 
 def set_up(level: str, stream: TextIO = sys.stderr) -> None:
+    """To be called within the event loop, whose faults are then said as all others are."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -46,3 +51,11 @@ def set_up(level: str, stream: TextIO = sys.stderr) -> None:
     logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: who removed what is not left out
     for noisy in ("watchfiles", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    asyncio.get_running_loop().set_exception_handler(unheard)
+
+
+def unheard(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception that nobody waits for. The loop's own handler writes callbacks and tasks out with all that they
+    hold: requests with their keys, questions and answers."""
+    said = str(context.get("message", ""))
+    LOG.error(IN_CALLBACK if said.startswith(IN_CALLBACK) else said, exc_info=context.get("exception"))
