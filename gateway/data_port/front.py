@@ -169,8 +169,8 @@ class Front:
         return self._answered(known, head, received, known.body)
 
     def recall(self, what: Recall, then: Callable[[bytes | None], None]) -> Future[Any] | None:
-        """Asks the store; `then` is given what `answer` would have returned, unless the future that is returned is
-        cancelled before. None: the store cannot be asked. Measured: docs/decisions/0031."""
+        """Asks the store; `then` is given what `answer` would have returned, None too where the future that is returned
+        is cancelled. None: the store cannot be asked. Measured: docs/decisions/0031."""
         try:
             asked = self._store.seek(what.known.told.entry.fingerprint)
         except StoreUnavailable:
@@ -180,6 +180,7 @@ class Front:
 
     def _recalled(self, what: Recall, then: Callable[[bytes | None], None], asked: Future[Any]) -> None:
         if asked.cancelled():
+            then(None)
             return
         known, body = what.known, None
         current = self._known.get(what.key) is known

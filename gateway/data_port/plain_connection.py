@@ -234,7 +234,11 @@ class PlainConnection(asyncio.Protocol):
 
     def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
         self._task = None
-        if answer is None or not self.goes_on:
+        if self._transport.is_closing():  # the client has left: nothing may be written, and it is to be counted
+            if answer is None:
+                self.resumed(head, body, None)
+                self._cancel()
+        elif answer is None or not self.goes_on:
             self._recall(head, body, None)
         else:
             self.relayed(answer)
@@ -260,7 +264,7 @@ class PlainConnection(asyncio.Protocol):
         came = request_of(self._server, self._out, head, body)
         self.resumed(head, body, replace(came, id=begun.id, received=begun.received, table=table, begun=begun))
 
-    def resumed(self, head: Head, body: bytes, request: Request) -> None:
+    def resumed(self, head: Head, body: bytes, request: Request | None) -> None:
         self._task = self._loop.create_task(self._answer(head, body, request))
 
     async def _answer(self, head: Head, body: bytes, request: Request | None) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,19 @@ from hypothesis import strategies as st
 from gateway.cache.records import decode, encode, frame_of
 from gateway.cache.removal import Ban, Conditions
 from gateway.data_port.front import Front, Recall
+from gateway.data_port.plain_connection import PlainConnection
 from gateway.policy.load import policy_from_text
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
+from tests.fixtures.waiting import until
+from tests.fixtures.wire import connected
 
 NO_ROOM = "1kB"  # for no entry
 TIMEOUT_S = 5.0
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+HI = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
 @dataclass
@@ -161,6 +167,67 @@ async def test_a_store_that_is_away_is_a_miss(it: Recalled) -> None:
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
     await it.not_hit()
+
+
+async def test_a_client_that_leaves_while_the_store_is_asked_is_counted(it: Recalled) -> None:
+    await known_on_the_wire(it)
+    gateway = it.served.gateway
+    server, requests = gateway.stores.server, gateway.parts.telemetry.requests
+    assert server is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        async with connected(it.served.url) as wire:
+            await wire.send(HI)
+            (connection,) = await recalling(it)
+            wire.writer.transport.abort()
+            await until(lambda: connection not in gateway.data_port._connections._plain)  # type: ignore[union-attr]
+        await until(lambda: requests.values.get(("default", "openai", "miss", "499")) == 1)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await until(lambda: gateway.data_port.inflight == 0)
+    assert it.recalls == [None]
+
+
+async def test_nothing_is_written_to_a_client_that_leaves_as_the_store_answers(
+    it: Recalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await known_on_the_wire(it)
+    late: list[Callable[[], None]] = []
+    recall, plain = Front.recall, it.served.gateway.data_port._connections._plain  # type: ignore[union-attr]
+
+    def in_the_same_turn(self: Front, what: Recall, then: Callable[[bytes | None], None]) -> asyncio.Future[Any] | None:
+        """The connection is lost once the reply is there, and before anybody was told of it."""
+        there: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        there.set_result(None)
+        assert recall(self, what, lambda found: late.append(partial(then, found))) is not None
+        return there
+
+    monkeypatch.setattr(Front, "recall", in_the_same_turn)
+    async with connected(it.served.url) as wire:
+        await wire.send(HI)
+        (connection,) = await recalling(it)
+        wire.writer.transport.abort()
+        await until(lambda: connection not in plain)
+    await until(lambda: late)
+    written: list[bytes] = []
+    monkeypatch.setattr(connection._transport, "write", written.append)
+    late[0]()
+    assert written == []
+
+
+async def known_on_the_wire(it: Recalled) -> None:
+    """As `known`, in the very bytes that are sent next."""
+    async with connected(it.served.url) as wire:
+        for _ in range(2):
+            await wire.send(HI)
+            await wire.message()
+
+
+async def recalling(it: Recalled) -> list[PlainConnection]:
+    """Connections for which the store is asked, once there are any."""
+    plain = it.served.gateway.data_port._connections._plain  # type: ignore[union-attr]
+    await until(lambda: any(isinstance(each._task, asyncio.Future) for each in plain))
+    return [each for each in plain if isinstance(each._task, asyncio.Future)]
 
 
 async def test_an_entry_with_room_in_memory_goes_there_again(
