@@ -64,7 +64,8 @@ def answered(handler: Handler, done: Callable[[Refused], dict[str, Any]] = lambd
         try:
             return await handler(request)
         except StoreUnavailable as error:
-            return json_answer({"error": f"{error}: nothing was done"}, 503)
+            asked_only = request.method in ("GET", "HEAD")
+            return json_answer({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
         except Refused as error:
             return json_answer({"error": error.message, **done(error)}, error.status)
 

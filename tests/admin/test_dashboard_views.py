@@ -167,3 +167,28 @@ async def test_what_a_role_may_not_do_is_said_or_not_offered(shown: Shown) -> No
     await expect(shown.page.get_by_role("alert").filter(has_text="Not for your role")).to_contain_text(
         "this takes the role operate"
     )
+
+
+async def test_what_failed_is_no_longer_said_once_it_works_again(shown: Shown) -> None:
+    paths = ("/admin/cache/top?limit=50", "/admin/keys", "/admin/limits?top=1000")
+
+    async def refuse(route: Route) -> None:
+        await route.fulfill(status=503, json={"error": "the store is away"})
+
+    for view, failures in (("questions", 1), ("tenants", 2)):
+        for path in paths:
+            await shown.page.route(f"**{path}", refuse)
+        await shown.open(view)
+        alerts = shown.page.get_by_text("the store is away")
+        await expect(alerts).to_have_count(failures)
+        for path in paths:
+            await shown.page.unroute(f"**{path}")
+        await expect(alerts).to_have_count(0)
+
+
+async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> None:
+    shown = await showing.page(await showing.gateway(), viewport={"width": 400, "height": 900})
+    await shown.open("tenants")
+    bar = await shown.page.locator("nav.rail").bounding_box()
+    assert bar is not None
+    assert bar["height"] < 120

@@ -2,7 +2,7 @@
    `mount(root, context)`; what that returns may have `update(stats)`, called with each report, and `unmount()`. */
 
 import { get, hasToken, isForbidden, isUnauthorized, keepToken } from "./api.js";
-import { $, announce, el, mark, say } from "./dom.js";
+import { $, announce, el, mark, recovered, say } from "./dom.js";
 import { duration, plural } from "./format.js";
 import { troubles } from "./troubles.js";
 import * as backends from "./views/backends.js";
@@ -60,9 +60,9 @@ function show({ focus = false } = {}) {
 function fail(error, where) {
   if (error?.name === "AbortError") return;
   if (isUnauthorized(error)) { signIn(hasToken() ? "This token is not the one, or not any more." : ""); return; }
-  const box = el("div", { class: `alert ${isForbidden(error) ? "warn" : "bad"}`, role: "alert" },
+  const box = el("div", { class: `failure alert ${isForbidden(error) ? "warn" : "bad"}`, role: "alert" },
     el("strong", {}, isForbidden(error) ? "Not for your role" : "That did not work"), el("p", {}, error.message));
-  where.querySelector(":scope > .alert")?.remove();
+  recovered(where);
   where.prepend(box);
 }
 

@@ -28,6 +28,9 @@ export function say(node, text) {
   return node;
 }
 
+/* What `fail` (app.js) has said at the top of `where` holds no more. */
+export const recovered = (where) => where.querySelector(":scope > .failure")?.remove();
+
 /* For those who listen: said once, politely. */
 export function announce(text) {
   const place = $("said");

@@ -1,7 +1,7 @@
 /* One policy file: what is wrong with it, line by line, while it is written; what it would change; and its application. */
 
 import { isForbidden, isUnauthorized, post } from "../api.js";
-import { announce, confirmed, el, mark } from "../dom.js";
+import { announce, confirmed, el, mark, recovered } from "../dom.js";
 import { plural } from "../format.js";
 
 const WAIT_MS = 350;
@@ -83,7 +83,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
   async function put() {
     const content = [el("p", {}, `${file} is written and in force at once, for requests from then on. It can be taken back.`), ...[...change.children].map((each) => each.cloneNode(true))];
     if (!(await confirmed("Put this policy in force?", content, "Apply"))) { apply.focus(); return; }
-    node.querySelector(":scope > .alert")?.remove();
+    recovered(node);
     try {
       // A header holds bytes: those of the text in UTF-8.
       const note = String.fromCharCode(...new TextEncoder().encode(comment.value.trim()));

@@ -1,7 +1,7 @@
 /* Stored answers: found, looked at, explained, removed. */
 
 import { get, post } from "../api.js";
-import { announce, card, confirmed, el, head, num, table } from "../dom.js";
+import { announce, card, confirmed, el, head, num, recovered, table } from "../dom.js";
 import { bytes, count, dollars, duration, latency, plural } from "../format.js";
 import { explaining } from "./explain.js";
 
@@ -44,7 +44,7 @@ export function mount(root, { params, may, fail, remember }) {
 
   async function search() {
     remember(given());
-    box.querySelector(":scope > .alert")?.remove();
+    recovered(box);
     const wanted = given();
     try {
       // By meaning and by age only a removal looks; that it is a dry run keeps it from being one.
@@ -88,7 +88,7 @@ export function mount(root, { params, may, fail, remember }) {
 
   async function dryRun() {
     const wanted = conditions();
-    removal.querySelector(":scope > .alert")?.remove();
+    recovered(removal);
     try {
       const found = await post("/admin/cache/purge", { ...wanted, dry_run: true }, { signal: ended.signal });
       counted = JSON.stringify(wanted);

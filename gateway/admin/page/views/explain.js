@@ -1,7 +1,7 @@
 /* Why a question would be answered by a stored answer, or not; and where a request would go. Nothing is sent by either. */
 
 import { post } from "../api.js";
-import { announce, card, choice, el } from "../dom.js";
+import { announce, card, choice, el, recovered } from "../dom.js";
 import { figure, percent } from "../format.js";
 
 const REQUEST = '{"model": "demo", "messages": [{"role": "user", "content": "What is a scope?"}]}';
@@ -19,7 +19,7 @@ export function explaining({ fail }) {
   const form = el("form", { on: { submit: (event) => { event.preventDefault(); explain(); } } }, pair, whole, el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Explain")));
   const node = card("Explain", { span: 12, note: "nothing is sent, and nothing is kept", id: "explain", actions: pick }, form, answer);
   const explain = async () => {
-    node.querySelector(":scope > .alert")?.remove();
+    recovered(node);
     try { kind === "pair" ? await ofPair() : await ofRequest(); } catch (error) { answer.replaceChildren(); fail(error, node); }
   };
 

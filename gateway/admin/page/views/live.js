@@ -1,7 +1,7 @@
 /* What is decided of each request, as it happens. Prompts are not told. */
 
 import { events } from "../api.js";
-import { announce, card, el } from "../dom.js";
+import { announce, card, el, recovered } from "../dom.js";
 import { clock, count, figure, latency } from "../format.js";
 
 export const title = "Live";
@@ -37,6 +37,7 @@ export function mount(root, { params, fail, remember }) {
     const query = new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
     try {
       await events(`/admin/decisions${query.size ? `?${query}` : ""}`, (name, told) => {
+        if (name === "open") recovered(root);
         if (name === "decision") add(told);
         if (name === "dropped") { dropped += told; box.note(`${count(dropped)} came too fast to be shown`); }
       }, mine.signal);

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { Chart } from "../charts.js";
-import { card, choice, el, head, num, say, table } from "../dom.js";
+import { card, choice, el, head, num, recovered, say, table } from "../dom.js";
 import { count, dollars, duration, latency, ms, percent, rate, short, sum } from "../format.js";
 import { Trend } from "../trend.js";
 import { routing } from "./routing.js";
@@ -12,7 +12,7 @@ export const title = "Overview";
 const SPANS = [["1h", "1 h"], ["6h", "6 h"], ["24h", "24 h"], ["7d", "7 days"], ["30d", "30 days"]];
 const EVERY_MS = { "1h": 4000, "6h": 30000, "24h": 30000, "7d": 60000, "30d": 60000 };
 const VERDICTS = ["exact", "semantic", "stale", "coalesced", "miss", "bypass"];
-const SECONDS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 2592000];
+const SECONDS = [.1, .2, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 2592000];
 const SAVED = { backend_s: ["Backend time", duration], tokens: ["Tokens", short], dollars: ["Dollars", dollars] };
 
 export function mount(root, { params, fail, remember }) {
@@ -52,6 +52,7 @@ export function mount(root, { params, fail, remember }) {
     try {
       const told = await get(`/admin/history?span=${wanted}`, { signal: ended.signal });
       if (wanted === span) { trend = new Trend(told); draw(); }
+      recovered(root);
     } catch (error) { fail(error); }
     if (!ended.signal.aborted) timer = setTimeout(load, EVERY_MS[span]);
   }

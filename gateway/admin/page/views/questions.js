@@ -1,7 +1,7 @@
 /* What is asked for most: stored answers by their hits. Questions are told where the policy lets prompts be shown. */
 
 import { get } from "../api.js";
-import { card, el, head, num, table } from "../dom.js";
+import { card, el, head, num, recovered, table } from "../dom.js";
 import { count, duration, short } from "../format.js";
 
 export const title = "Top questions";
@@ -24,6 +24,7 @@ export function mount(root, { fail }) {
         e.route, e.model, num(count(e.hits)), num(short(e.hits * (e.input_tokens + e.output_tokens))), num(duration(e.age_s)),
         { id: e.fingerprint, node: () => el("a", { class: "mono", href: `#/entries?fingerprint=${e.fingerprint}`, "aria-label": `Entry ${e.fingerprint.slice(0, 12)}` }, e.fingerprint.slice(0, 12)) },
       ]));
+      recovered(root);
       why.textContent = told.prompts_of.length
         ? `Questions of these routes may be shown: ${told.prompts_of.join(", ")}.`
         : "No route lets its prompts be shown. One that does says record: {prompts: on} in its policy.";

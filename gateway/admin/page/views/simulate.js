@@ -1,7 +1,7 @@
 /* What the recorded traffic would have come to under the policy in the editor, beside the one in force. */
 
 import { post } from "../api.js";
-import { announce, card, el, head, num, table } from "../dom.js";
+import { announce, card, el, head, num, recovered, table } from "../dom.js";
 import { count, dollars, latency, moment, percent, plural } from "../format.js";
 
 const PATIENCE_MS = 180000;
@@ -19,7 +19,7 @@ export function trying({ fail, signal, content }) {
 
   async function simulate() {
     const [file, text] = content();
-    node.querySelector(":scope > .alert")?.remove();
+    recovered(node);
     run.disabled = true;
     said.textContent = "Trying it on the recorded traffic …";
     try {

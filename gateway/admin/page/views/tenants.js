@@ -1,7 +1,7 @@
 /* Who is held to what, and how much of it is left; and the keys that tenants show. */
 
 import { get } from "../api.js";
-import { card, el, head, num, table } from "../dom.js";
+import { card, el, head, num, recovered, table } from "../dom.js";
 import { clock, count, moment, percent } from "../format.js";
 
 export const title = "Tenants and limits";
@@ -9,7 +9,7 @@ const EVERY_MS = 3000;
 
 export function mount(root, { params, may, fail, remember }) {
   const ended = new AbortController();
-  let timer = null, seen = [];
+  let timer = null, again = null, seen = [];
   const wanted = { subject: params.get("subject") || "" };
   const limits = table("Limits", ["Route", "Per", "Subject", "Limit", { title: "As the policy says", wide: true }, { title: "Left", n: true }, { title: "Refused", n: true }, { title: "Last asked", n: true }],
     "No limit has been asked lately. A policy names them under limits; each is shown here as soon as somebody meets it.");
@@ -29,9 +29,13 @@ export function mount(root, { params, may, fail, remember }) {
   async function open() {
     try {
       const told = await get("/admin/keys", { signal: ended.signal });
+      recovered(ring);
       keys.update(told.keys.map((key) => [head(key.name), key.tenant, key.role, key.models.join(", ") || "all", key.limits.map(written).join("; ") || "–",
         num(moment(key.created)), num(key.expires === null ? "never" : moment(key.expires)), { text: key.secrets.map((secret) => `…${secret.hint}`).join(", "), name: "mono" }]));
-    } catch (error) { fail(error, ring); }
+    } catch (error) {
+      fail(error, ring);
+      if (!ended.signal.aborted) again = setTimeout(open, EVERY_MS);
+    }
   }
 
   async function load() {
@@ -40,12 +44,13 @@ export function mount(root, { params, may, fail, remember }) {
       seen = told.limits;
       box.note(`${told.gateways === 1 ? "held by this gateway" : `held by ${count(told.gateways)} gateways together`}${told.waiting ? `; ${count(told.waiting)} returns wait for the store` : ""}`);
       draw();
+      recovered(root);
     } catch (error) { fail(error); }
     if (!ended.signal.aborted) timer = setTimeout(load, EVERY_MS);
   }
   load();
   if (may("admin")) open();
-  return { unmount() { ended.abort(); clearTimeout(timer); } };
+  return { unmount() { ended.abort(); clearTimeout(timer); clearTimeout(again); } };
 }
 
 /* {requests: "600/min"} -> "requests 600/min" */

@@ -1,7 +1,7 @@
 /* Policies that were in force: who changed what and when; any of them can come back. */
 
 import { get, post } from "../api.js";
-import { announce, card, confirmed, el, head, table } from "../dom.js";
+import { announce, card, confirmed, el, head, recovered, table } from "../dom.js";
 import { moment } from "../format.js";
 import { diffed } from "./editor.js";
 
@@ -15,6 +15,7 @@ export function versions({ fail, signal, may, params, remember, changed, editabl
   async function load() {
     try {
       const told = await get("/admin/policy/history", { signal });
+      recovered(node);
       list.update(told.versions.map((v) => {
         const now = v.hash === told.hash;
         return [head(v.version), moment(v.at), v.author, VIA[v.via] || v.via, { text: v.comment || "–", name: "wrap" }, `+${v.added} −${v.removed}`, { text: v.hash, name: "mono" },
