@@ -14,6 +14,7 @@ from gateway.adapters.redis_sync import Syncing
 from gateway.errors import StoreUnavailable
 from gateway.jobs.batch_store import Progress
 from gateway.jobs.batches import Batch, Fault, File
+from gateway.jobs.model import ODD
 
 TIMEOUT_S = 10.0  # files are large
 LEASE = """
@@ -35,7 +36,10 @@ class RedisBatches:
 
     async def put_file(self, file: File, content: bytes) -> None:
         def put(pipe: Any) -> None:
-            pipe.hset(self._file(file.id), mapping={"file": msgpack.packb(asdict(file)), "content": content})
+            pipe.hset(
+                self._file(file.id),
+                mapping={"file": msgpack.packb(asdict(file), unicode_errors=ODD), "content": content},
+            )
             pipe.expireat(self._file(file.id), int(file.expires))
             pipe.zadd(self._files + "of:" + file.tenant, {file.id: file.created})
             pipe.expire(self._files + "of:" + file.tenant, 365 * 86_400)
@@ -192,12 +196,12 @@ class RedisBatches:
 
 
 def _packed(batch: Batch) -> bytes:
-    return bytes(msgpack.packb(asdict(batch)))
+    return bytes(msgpack.packb(asdict(batch), unicode_errors=ODD))
 
 
 def _unpacked(data: bytes) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = msgpack.unpackb(data)
+        found: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
     except (ValueError, msgpack.UnpackException):
         raise StoreUnavailable("a record of files and batches is unreadable") from None
     return found

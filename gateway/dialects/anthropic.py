@@ -91,14 +91,19 @@ class Anthropic(Conversational):
 
 
 def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Those that decide what an answer is; the order in which betas are named does not."""
+    """Those that decide what an answer is; the order in which betas are named does not. Byte by byte: what is no UTF-8
+    has no place in JSON."""
     said: dict[str, Any] = {}
     if VERSION in headers:
-        said[VERSION] = headers[VERSION]
+        said[VERSION] = _bytewise(headers[VERSION])
     if BETA in headers:  # it may come in several lines
-        lines = [value for name, value in headers.items() if name.lower() == BETA]
+        lines = [_bytewise(value) for name, value in headers.items() if name.lower() == BETA]
         said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
     return said
+
+
+def _bytewise(value: str) -> str:
+    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _check(body: Mapping[str, Any]) -> None:

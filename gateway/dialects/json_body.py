@@ -49,7 +49,8 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
             raise
         try:
             value = json.loads(body.decode(), object_pairs_hook=_pairs)
-        except (ValueError, RecursionError):  # what else is wrong with it is said by the strict parser
+            orjson.dumps([[value]])  # it reads what cannot be written: lone surrogates, long integers, any depth
+        except (ValueError, RecursionError, TypeError):  # what else is wrong with it is said by the strict parser
             raise BadRequest("the body is not valid JSON, with NaN and Infinity as numbers") from None
         if not isinstance(value, dict):
             raise BadRequest(f"the body is not a JSON object but {_name(value)}") from None

@@ -14,6 +14,7 @@ import orjson
 from gateway.precedence import Priority
 
 VERSION = 1
+ODD = "surrogatepass"  # of headers that are no UTF-8, as `msgpack` writes and reads them
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -92,13 +93,14 @@ class Standing:
 
 def encode_job(job: Job) -> bytes:
     fields = [VERSION, job.id, job.tenant, job.method, job.path, job.query, job.headers, job.body, job.sealed]
-    return bytes(msgpack.packb([*fields, int(job.priority), job.webhook]))
+    return bytes(msgpack.packb([*fields, int(job.priority), job.webhook], unicode_errors=ODD))
 
 
 def decode_job(data: bytes) -> Job:
     """Raises `RecordUnreadable`."""
     try:
-        version, identity, tenant, method, path, query, headers, body, sealed, priority, webhook = msgpack.unpackb(data)
+        version, *fields = msgpack.unpackb(data, unicode_errors=ODD)
+        identity, tenant, method, path, query, headers, body, sealed, priority, webhook = fields
         pairs = tuple((str(name), str(value)) for name, value in headers)
         if version != VERSION:
             raise ValueError(f"version {version!r}")
@@ -108,13 +110,13 @@ def decode_job(data: bytes) -> Job:
 
 
 def encode_result(result: Result) -> bytes:
-    return bytes(msgpack.packb([VERSION, result.status, result.headers, result.body]))
+    return bytes(msgpack.packb([VERSION, result.status, result.headers, result.body], unicode_errors=ODD))
 
 
 def decode_result(data: bytes) -> Result:
     """Raises `RecordUnreadable`."""
     try:
-        version, status, headers, body = msgpack.unpackb(data)
+        version, status, headers, body = msgpack.unpackb(data, unicode_errors=ODD)
         if version != VERSION:
             raise ValueError(f"version {version!r}")
         return Result(status, tuple((str(name), str(value)) for name, value in headers), body)
@@ -158,6 +160,6 @@ def shown_result(result: Result) -> dict[str, Any]:
 def _by_name(headers: Headers) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, value in headers:
-        low = name.lower()
-        found[low] = f"{found[low]}, {value}" if low in found else value
+        low, text = name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        found[low] = f"{found[low]}, {text}" if low in found else text
     return found

@@ -9,7 +9,7 @@ import hashlib
 import msgpack
 from cryptography.fernet import Fernet, InvalidToken
 
-from gateway.jobs.model import Headers, Unsealable
+from gateway.jobs.model import ODD, Headers, Unsealable
 
 
 class Sealer:
@@ -23,12 +23,12 @@ class Sealer:
 
     def seal(self, headers: Headers, job: str) -> bytes:
         """Bound to the job: what was sealed for one opens for no other."""
-        return self._fernet.encrypt(msgpack.packb([job, headers]))
+        return self._fernet.encrypt(msgpack.packb([job, headers], unicode_errors=ODD))
 
     def open(self, sealed: bytes, job: str) -> Headers:
         """Raises `Unsealable`."""
         try:
-            owner, headers = msgpack.unpackb(self._fernet.decrypt(sealed))
+            owner, headers = msgpack.unpackb(self._fernet.decrypt(sealed), unicode_errors=ODD)
         except InvalidToken:
             raise Unsealable("its credentials were sealed with another key (jobs.key_env)") from None
         if owner != job:

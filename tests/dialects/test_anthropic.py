@@ -41,6 +41,14 @@ def test_messages_are_its_own_and_what_counts_or_batches_them_is_not() -> None:
         assert dialect_of(method, path) is None
 
 
+def test_headers_that_are_no_utf_8_decide_as_others_do() -> None:
+    odd = [
+        parsed({"anthropic-version": value, "anthropic-beta": "b"}) for value in ("caf\udce9", "caf\udce8", "caf\u00e9")
+    ]
+    assert len({call.canonical for call in odd}) == len({call.context for call in odd}) == 3
+    assert parsed({"anthropic-beta": "\udce9"}).canonical != parsed().canonical
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -78,6 +78,8 @@ def test_what_was_parsed_is_sent_under_the_backends_own_name_for_the_model() -> 
         b"", b"[]", b"{", b"{}", b'{"instances": 1}', b'{"instances": [1], "inputs": [1]}', b'{"examples": []}',
         b'{"instances": [1], "instances": [2]}', b'{"instances": [NaN], "instances": [2]}', b"\xff",
         b'{"instances": [NaN}', b'"NaN"', b"NaN", b'{"instances": [NaN, \xff]}',
+        rb'{"instances": [NaN], "signature_name": "\ud800"}', b'{"instances": [NaN, 99999999999999999999]}',
+        b'{"instances": [NaN, ' + b"[" * 300 + b"]" * 300 + b"]}",
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_call_is_refused_with_a_sentence(body: bytes) -> None:

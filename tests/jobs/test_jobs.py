@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
+from tests.fixtures.wire import connected, wire_upstream
 from tests.jobs.asking import ALICE, BOB, KEY, chat, delete, main_of, over, submit
 
 
@@ -272,3 +274,28 @@ async def test_a_job_has_no_latency_budget(upstream: Upstream, tmp_path: Path) -
     async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
         job = await submit(served, "slow", {"x-latency-budget-ms": "0.001"})
         assert (await over(served, job))["status"] == "completed"
+
+
+async def test_headers_that_are_no_utf_8_go_with_a_job_and_its_answer(tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nX-Of-Model: caf\xe9\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    body = b"{}"
+    head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nPrefer: respond-async\r\nX-Of-Client: caf\xe9\r\n"
+    head += b"Authorization: Bearer caf\xe9\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with wire_upstream() as upstream:
+        upstream.answer(answer)
+        config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, jobs={"key_env": "JOBS_KEY"})
+        async with gateway_of(config, NO_CACHE, KEY) as served, connected(served.url) as wire:
+            await wire.send(head + body)
+            accepted = await wire.message()
+            assert accepted.status == 202
+            job = json.loads(accepted.body)["id"]
+            shown = {}
+            while shown.get("status") not in ("completed", "failed"):
+                await wire.send(b"GET /v1/jobs/%b HTTP/1.1\r\nHost: x\r\n" % job.encode())
+                await wire.send(b"Authorization: Bearer caf\xe9\r\n\r\n")
+                shown = json.loads((await wire.message()).body)
+        assert (shown["status"], shown["attempts"]) == ("completed", 1)
+        assert shown["response"]["headers"]["x-of-model"] == "caf\ufffd"
+        (sent,) = upstream.requests
+        assert sent.all("x-of-client") == ["caf\xe9"]
+        assert sent.all("authorization") == ["Bearer caf\xe9"]
