@@ -170,7 +170,8 @@ class Quotas:
                 except StoreUnavailable:
                     return False
                 finally:  # also where the client that waited for this has left
-                    self._owing -= Counter(item.key for item in batch)  # keeps what is more than 0
+                    for item in batch:
+                        self._owes_no_more(item)
                     if not heard:
                         self._add([r for r in batch if _owed(r)], wake=False)
             return True
@@ -185,10 +186,16 @@ class Quotas:
     def _owes(self, demands: Sequence[Demand]) -> bool:
         return any(demand.key in self._owing for demand in demands)
 
+    def _owes_no_more(self, item: Return) -> None:
+        """Of that one return. Without a look at all others: while the store is away each new one makes one room."""
+        self._owing[item.key] -= 1
+        if self._owing[item.key] <= 0:
+            del self._owing[item.key]
+
     def _add(self, returns: Sequence[Return], *, wake: bool = True) -> None:
         for item in returns:
             if len(self._pending) >= MAX_PENDING:
-                self._owing -= Counter([self._pending.popleft().key])
+                self._owes_no_more(self._pending.popleft())
             self._pending.append(item)
             self._owing[item.key] += 1
         if returns and wake:
