@@ -62,7 +62,7 @@ class Sharing:
             if change.kind is ChangeKind.SAID and change.by != self._gateway:
                 try:
                     self._hear(change, now)
-                except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+                except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
                     LOG.debug("not understood", extra={"fields": {"by": change.by, "error": type(error).__name__}})
 
     def _hear(self, change: Change, now: float) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,8 @@ from gateway.cache.control.ledger import BANDS
 from gateway.cache.control.route_control import Observation, RouteControl, Said
 from gateway.cache.control.wrong_hits import Label
 from gateway.ports import Acceptance
+from gateway.ports.replication import Change, ChangeKind
+from gateway.quality.sharing import Sharing
 from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
@@ -71,6 +76,17 @@ def test_what_cannot_be_read_is_refused_and_changes_nothing(said: Said) -> None:
 
 def test_what_a_later_version_says_is_left() -> None:
     RouteControl(PRIOR, "basis").hear(("whatever", 1, 2))
+
+
+@pytest.mark.parametrize("words", [["quality"], [], ["quality", "basis"], [b"\xff"]])
+async def test_a_line_of_another_form_keeps_nobody_from_the_next(words: list[Any]) -> None:
+    heard: list[Any] = []
+    sharing = Sharing(None, "me")  # type: ignore[arg-type]  # it says nothing
+    sharing.on("quality", lambda *said: heard.append(said), lambda _: None)
+    lines = [base64.b64encode(msgpack.packb(each)).decode() for each in (words, ["quality", "basis", "route"])]
+    changes = [Change(ChangeKind.SAID, "other", 0.0, line, f"{i}-0") for i, line in enumerate(lines, 1)]
+    await sharing.apply(changes, 0.0)
+    assert heard[-1] == ("basis", "route")
 
 
 def on(store: OutsideServer, upstream: Upstream, folder: Path):
