@@ -61,14 +61,18 @@ class Hedging:
         the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
         end has then been cancelled, and its place is free."""
         started, before = self._clock.monotonic(), request.trace.spans.get("upstream", 0.0)
-        race = _Race(ask, request)
+        race, came = _Race(ask, request), list[Asked]()
         try:
             race.join(lane)
             await race.pause(delay)
             other = self._another(lane, request, choose) if race.open else None
             came = await (race.decided() if other is None else self._against(race, other))
-        finally:
             await race.end()
+        except BaseException:
+            for each in came:  # its client has left while who had lost was ended
+                await let_go(each.outcome)
+            await race.end()
+            raise
         # The second call's time is in a trace of its own: here it would count twice what both took at once.
         elsewhere = self._clock.monotonic() - started - (request.trace.spans.get("upstream", 0.0) - before)
         if came[-1].lane is not lane and elsewhere > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane
+from gateway.bodies import Ready
+from gateway.explaining.explanation import request_of
+from gateway.messages import EventStream, Request, Response
+from gateway.routing.hedge import HedgeRules
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
@@ -189,6 +195,38 @@ async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
         asking.cancel()
         await until(pair[0].left.is_set)
         await until(lambda: inflight(served) == [(0, 0), (0, 0)])
+
+
+async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_behind(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    """A library in the middle of a connection's end may take its time to be cancelled."""
+    given_up, stuck, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
+    request = replace(request, call=call)
+
+    async def ask(lane: Lane, _: Request) -> Response:
+        if lane is second:
+            return Response(200, (), EventStream(Ready((), closed.set)))
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            given_up.set()
+            await stuck.wait()
+            raise
+
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        first, second = lanes(served)
+        race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
+        race.delay_s(first, request)  # the call brings its token
+        task = asyncio.create_task(race.asked(ask, first, request, 0.0, lambda others: others[0]))
+        await given_up.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        stuck.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert closed.is_set()
 
 
 async def test_no_more_than_the_budget_is_hedged(
