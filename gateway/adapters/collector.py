@@ -58,7 +58,7 @@ class Collector:
 
     def _tick(self) -> None:
         quiet = time.thread_time() - self._ran < self._quiet * self._tick_s
-        gc.collect(OLDER if gc.get_count()[OLDER] > THRESHOLDS[OLDER] else 0)
+        gc.collect(OLDER if len(gc.get_objects(OLDER)) > THRESHOLDS[0] * THRESHOLDS[OLDER] else 0)
         if self._since > MORE * self._settled and quiet:
             self._walk()
         elif self._since > (TIMES - 1) * self._settled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_removal import MAX_AUDIT, RedisRemovals
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
+from gateway.background import cancelled
 from gateway.errors import StoreUnavailable
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.entries import entry_of, hexed, vector_of
@@ -58,6 +60,26 @@ async def test_bans_are_kept_replaced_and_dropped_and_each_change_has_a_version(
 
 async def test_only_a_server_with_a_file_says_that_a_ban_has_reached_the_disk(opened: Opened) -> None:
     assert await opened.removals.write_bans({"a": b"1"}, []) is (opened.kind in ("embedded", "cluster"))
+
+
+async def test_few_entries_are_read_until_others_have_a_turn(opened: Opened) -> None:
+    for i in range(2 * redis_removal.STEP):
+        await opened.store.put(entry_of(str(i)), None)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    turning, before, read = asyncio.create_task(turn()), 0, 0
+    async for page in opened.removals.records("e1"):
+        assert turns > before
+        assert len(page) <= redis_removal.STEP
+        before, read = turns, read + len(page)
+    await cancelled(turning)
+    assert read == 2 * redis_removal.STEP
 
 
 async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
