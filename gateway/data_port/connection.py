@@ -14,6 +14,20 @@ LOG = logging.getLogger("nearhit")
 
 
 class Connection(RequestHandler):
+    def data_received(self, data: bytes) -> None:
+        """aiohttp drops what comes once the connection is to end, the rest of the request that is being read with it:
+        that would be waited for in vain, for as long as a stop may take. What comes behind the request is not taken
+        up."""
+        ends = self._close, self._force_close
+        if not any(ends) or self._current_request is None:
+            super().data_received(data)
+            return
+        self._close = self._force_close = False
+        try:
+            super().data_received(data)
+        finally:
+            self._close, self._force_close = self._close or ends[0], self._force_close or ends[1]
+
     def handle_error(
         self,
         request: web.BaseRequest,

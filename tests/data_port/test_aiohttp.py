@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 from aiohttp import web
@@ -37,3 +38,13 @@ def test_a_connection_may_be_handed_over_and_asked_to_close() -> None:
     ]
     assert hasattr(RawRequestMessage, "_replace")
     assert hasattr(RawRequestMessage, "should_close")
+
+
+async def test_a_connection_that_is_to_end_is_known_by_its_flags() -> None:
+    """Which `Connection` lays aside for as long as what comes is of the request that is under way."""
+    connection = RequestHandler(web.Server(lambda _: web.Response()), loop=asyncio.get_running_loop())  # type: ignore[arg-type,return-value]
+    assert (connection._close, connection._force_close, connection._current_request) == (False, False, None)
+    connection.close()
+    assert connection._close
+    connection.force_close()
+    assert connection._force_close
