@@ -51,7 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
 async def serve(listen: Address, delay_s: float) -> None:
     """Until a signal ends it. Raises `StartFailed`."""
     application = web.Application(client_max_size=MAX_BODY)
-    application.add_routes([web.get("/v1/models", _models), web.post("/v1/chat/completions", _Chat(delay_s).answer)])
+    application.add_routes(
+        [
+            web.get("/v1/models", _models),
+            web.post("/v1/chat/completions", _Chat(delay_s).answer),
+            web.route("*", "/{path:.*}", _absent),
+        ]
+    )
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
@@ -72,6 +78,15 @@ async def _models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "nearhit"}]})
 
 
+async def _absent(request: web.Request) -> web.Response:
+    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {request.path[:SHOWN]}"
+    return web.json_response({"error": _error(said, code="not_found")}, status=404)
+
+
+def _error(message: str, code: str | None = None) -> dict[str, str | None]:
+    return {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+
+
 class _Chat:
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -82,8 +97,7 @@ class _Chat:
             body = orjson.loads(await request.read())
             question = question_of(body)
         except (orjson.JSONDecodeError, ValueError):
-            error = {"message": "expected JSON with model and messages", "type": "invalid_request_error"}
-            return web.json_response({"error": error}, status=400)
+            return web.json_response({"error": _error("expected JSON with model and messages")}, status=400)
         self._asked += 1
         await asyncio.sleep(self._delay_s)
         model = str(body.get("model", "stub"))
