@@ -23,6 +23,7 @@ from gateway.commands.asking import GOOD, add_addresses, addressed
 from gateway.commands.signals import until_signalled
 from gateway.commands.workers.supervisor import supervising
 from gateway.composition.hired import Hired
+from gateway.composition.open_files import allow_files
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.observing import logs
@@ -58,6 +59,7 @@ async def serve(
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     logs.set_up(log_level)
     config, hired = load_config(path, addressed(environ, listen, admin)), Hired.of(environ)
+    allow_files(config)
     if hired is not None:
         config = hired.applied(config)
     elif config.server.workers > 1:
@@ -135,6 +137,7 @@ async def serve_upstream(
     """Serves one endpoint, with both caches on and no file at all."""
     logs.set_up(log_level)
     config, policy = upstream_config(url, addressed(environ, listen, admin))
+    allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         with settled(gateway):
             announce(config.server.scheme, gateway.data_address, gateway.admin_address)

@@ -16,6 +16,7 @@ import orjson
 from gateway.app import Gateway, running
 from gateway.commands.serve import following, settled
 from gateway.commands.signals import until_signalled
+from gateway.composition.open_files import allow_files
 from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
 from gateway.errors import StartFailed
@@ -60,6 +61,7 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
     way: a port that is taken, a missing library, a failed download."""
     logs.set_up("warning")
     config = load_config(config_path, environ)
+    allow_files(config)
     for key, address in (("server.listen", config.server.listen), ("server.admin", config.server.admin)):
         require_free(key, address)
     triton = await start_demo_models(

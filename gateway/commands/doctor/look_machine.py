@@ -6,7 +6,6 @@ import fcntl
 import importlib.metadata
 import importlib.util
 import re
-import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import gateway
 from gateway.commands.doctor.verdicts import FolderFacts, MachineFacts, ModelFacts
 from gateway.composition.model_parts import build_encoder, build_verifier, model_dir_of
+from gateway.composition.open_files import allowed
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.config.verifier import CrossEncoder
@@ -115,10 +115,10 @@ def _name(pid: int) -> str:
 
 
 def look_at_machine(data_dir: Path) -> MachineFacts:
-    """The limits of the gateway that runs on that folder, else of this process, which it would inherit."""
+    """The limits of the gateway that runs on that folder, else those to which one would raise its own."""
     pid = holder_pid(data_dir / "lock")
     files = None if pid is None else _files_of(pid)
-    return MachineFacts(files or resource.getrlimit(resource.RLIMIT_NOFILE)[0], _memory())
+    return MachineFacts(files or allowed(), _memory())
 
 
 def _files_of(pid: int) -> int | None:

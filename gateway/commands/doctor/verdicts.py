@@ -10,7 +10,8 @@ from typing import Any
 
 from gateway.commands.asking import several
 from gateway.commands.doctor.findings import Finding, fault, ok, warning
-from gateway.config import Config, OnnxBackendConfig
+from gateway.composition.open_files import needed
+from gateway.config import Config
 from gateway.policy.check import CheckResult
 from gateway.written.faults import KeyPath, render_path
 from gateway.written.units import Address
@@ -18,8 +19,6 @@ from gateway.written.units import Address
 SHOWN = 10  # faults that are repeated; `nearhit check` has them all
 MIB, GIB = 2**20, 2**30
 FULL = 64 * MIB  # of free disk: an append-only file and the log need some
-SPARE_FILES = 64  # libraries, logs, models, the loop's own
-STORE_FILES = 18  # connections to the store: gateway/adapters/redis_guard.py MAX_CONNECTIONS, one to watch it, the line
 # A million entries of 384 dimensions take 1.3 GB: `make bench-index`, docs/performance.md.
 INDEX_BYTES_AN_ENTRY = 1300
 
@@ -201,16 +200,12 @@ class MachineFacts:
 
 
 def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
-    calls = sum(
-        0 if isinstance(section, OnnxBackendConfig) else section.max_concurrency * len(section.addresses)
-        for section in config.backends.values()
-    )
-    most = config.server.max_inflight
-    needed = most + calls + STORE_FILES + SPARE_FILES
-    found = f"{facts.files} files may be open; {most} requests in flight and {calls} calls need {needed}"
-    todo = f"raise it to {2 * needed}: LimitNOFILE of the unit, or `ulimit -n`"
-    if facts.files < needed:
-        yield (fault if facts.files < most else warning)("limits", found, todo)
+    wanted = needed(config)
+    most = f"{wanted.inflight} requests in flight and {wanted.calls} calls need {wanted.files}"
+    found = f"{facts.files} files may be open; {most}"
+    todo = f"raise it to {wanted.ample}: LimitNOFILE of the unit, or `ulimit -n`"
+    if facts.files < wanted.files:
+        yield (fault if facts.files < wanted.inflight else warning)("limits", found, todo)
     else:
         yield ok("limits", found)
     if facts.memory is not None:

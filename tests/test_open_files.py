@@ -1,0 +1,51 @@
+"""How many files may be open: in a process of its own, which has its limits lowered first."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.processes import write_config
+
+ASKED = """
+import logging, resource, sys
+from pathlib import Path
+from gateway.composition.open_files import allow_files
+from gateway.config.load import load_config
+logging.basicConfig(stream=sys.stdout, format="%(message)s %(fields)s")
+config = load_config(Path(sys.argv[1]), {})
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
+allow_files(config)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def allowed(config: Path, soft: int, hard: int) -> list[str]:
+    """-> what is logged, and the limit then."""
+    given = [sys.executable, "-c", ASKED, str(config), str(soft), str(hard)]
+    return subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """1024 requests in flight, 64 calls, 82 others."""
+    return write_config(tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}})
+
+
+def test_a_low_limit_is_raised_to_what_is_ample(config: Path) -> None:
+    assert allowed(config, 64, HARD) == ["2340"]
+
+
+def test_a_high_limit_stays(config: Path) -> None:
+    assert allowed(config, 4000, HARD) == ["4000"]
+
+
+def test_a_limit_that_the_system_keeps_low_is_told(config: Path) -> None:
+    warning, limit = allowed(config, 64, 400)
+    assert limit == "400"
+    assert warning.startswith("too few files may be open {'may_be_open': 400, 'needed': 1170,")
