@@ -7,6 +7,7 @@ pytest_plugins = [
     "pytester",
     "tests.fixtures.parallel",
     "tests.fixtures.stolen",
+    "tests.fixtures.reports",
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",
     "tests.fixtures.real_servers",
