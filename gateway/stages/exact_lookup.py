@@ -12,7 +12,7 @@ from gateway.bodies import close_body, drain
 from gateway.cache.directives import bypass_of
 from gateway.cache.freshness import FAILED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
+from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable, StreamBroken
 from gateway.messages import Asked, Bypass, CacheDirectives, Entry, Request, Response, Verdict
 from gateway.observing.telemetry import Telemetry
 from gateway.pipeline import Handler
@@ -103,8 +103,8 @@ class ExactLookup:
         anew = replace(request, directives=CacheDirectives(no_cache=True), trace=request.trace.apart("refresh"))
         try:
             await drain((await forward(anew)).body)
-        except Refused as error:
-            LOG.warning("a refresh failed", extra={"fields": {**request.named, "error": error.message}})
+        except (Refused, StreamBroken) as error:
+            LOG.warning("a refresh failed", extra={"fields": {**request.named, "error": str(error)}})
 
     async def _unless_it_fails(
         self, request: Request, forward: Handler, entry: Entry, freshness: Freshness

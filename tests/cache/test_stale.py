@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
-from tests.fixtures.upstream import Upstream
+from tests.fixtures.upstream import Upstream, chunk
 from tests.fixtures.waiting import until
 
 STALE = """
@@ -66,6 +66,28 @@ async def test_a_stale_answer_is_served_at_once_and_fetched_anew_once(
     assert len(upstream.chats) == 2
     fresh = await served.chat("q")
     assert (fresh.text, fresh.cache_status.startswith(HIT)) == ("new", True)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_refresh_that_breaks_is_no_fault_of_ours(
+    served: Served, upstream: Upstream, clock: FakeClock, caplog: pytest.LogCaptureFixture, *, streamed: bool
+) -> None:
+    async def breaking(request: web.Request, call: dict) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream" if streamed else "application/json"})
+        await out.prepare(request)
+        await out.write(chunk(call, {"role": "assistant", "content": "no"}))
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    await served.chat("q", stream=streamed)
+    clock.advance(120)
+    upstream.answer = breaking
+    assert (await served.chat("q", stream=streamed)).cache_status == STALE_HIT
+    await refreshed(served)
+    assert len(upstream.chats) > 1
+    assert [record.levelname for record in caplog.records if record.message == "a refresh failed"] == ["WARNING"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_beyond_the_window_a_client_waits_for_the_new_answer(
