@@ -64,7 +64,7 @@ KINDS = (
 @dataclass
 class Result:
     """`took`: seconds by kind; `failed`: refused, or answered as another kind; `late`: by how much
-    requests were sent after they were due."""
+    requests were sent after they were due; `first_failed`: what became of the first of those."""
 
     embedder: str
     rate: float
@@ -72,6 +72,7 @@ class Result:
     busy: float = 0.0  # part of the minute that the event loop computed
     took: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    first_failed: str = ""
     late: list[float] = field(default_factory=list)
     stalls: Mapping[str, int] = field(default_factory=dict)
     longest: Mapping[str, object] | None = None
@@ -93,14 +94,16 @@ class Clients:
     def __init__(self, port: int) -> None:
         self._port = port
         self._free: list[Opened] = []
+        self.first_failed = ""
 
     async def ask(self, kind: Kind, draw: random.Random) -> float | None:
         """Seconds; None: refused, or not answered as it should be."""
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
         try:
             seconds = await exchange(opened, request_bytes(kind.made(draw)), kind.expect, kind.events)
-        except (AssertionError, OSError, asyncio.IncompleteReadError):
+        except (AssertionError, OSError, asyncio.IncompleteReadError) as error:
             opened[1].close()
+            self.first_failed = self.first_failed or f"{kind.name}: {error!r}"
             return None
         self._free.append(opened)
         return seconds
@@ -165,7 +168,9 @@ async def measured(embedder: str, share: float, seconds: float, seed: int) -> Re
         each = await taken(it, clients, draw)
         result = Result(embedder, share / each, 1e6 * each, rss_before_mb=rss_mb(it.process.pid))
         stalls, cpu, began = stalls_of(it), loop_seconds(it.process.pid), time.perf_counter()
+        clients.first_failed = ""
         await held(result, clients, draw, seconds)
+        result.first_failed = clients.first_failed
         result.busy = (loop_seconds(it.process.pid) - cpu) / (time.perf_counter() - began)
         result.stalls = {cause: count - stalls[cause] for cause, count in stalls_of(it).items()}
         result.longest = json.loads(_got(it, "/admin/stats"))["loop"]["longest"]
@@ -199,6 +204,8 @@ def lines(result: Result) -> Iterator[str]:
     for name, took in (*result.rows(), ("(sent late by)", result.late)):
         quantiles = "".join(f"{quantile_ms(took, q):>9.2f}" for q in (0.5, 0.99, 0.999, 1))
         yield f"{name:<28}{len(took):>9}{quantiles}{result.failed.get(name) or '':>8}"
+    if result.first_failed:
+        yield f"the first that failed: {result.first_failed}"
     stalls = ", ".join(f"{cause} {count}" for cause, count in result.stalls.items())
     own = sum(count for cause, count in result.stalls.items() if cause != "starved")
     yield f"stalls of 20 ms and more: {stalls}; {'none of its own making' if not own else f'{own} of its own making'}"
