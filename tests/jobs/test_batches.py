@@ -11,7 +11,10 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
+from redis import Redis
 
+from gateway.adapters.embedded_valkey import socket_path
+from gateway.adapters.redis_names import ONE_SERVER
 from gateway.jobs.batches import Batch as Stored
 from gateway.jobs.batches import lines_of
 from gateway.stages import batches
@@ -175,6 +178,8 @@ async def test_a_batch_survives_a_gateway_that_is_killed(upstream: Upstream, tmp
             await first.kill()
         upstream.gate.set()
         async with served_by_process(config) as second, client_of(second) as client:
+            with Redis(unix_socket_path=str(socket_path(tmp_path / "var" / "store"))) as store:
+                assert store.expire(ONE_SERVER.key("batches:") + f"driver:{batch.id}", 1) == 1  # in 15 s by itself
             done = await ended(client, batch.id)
             assert done.status == "completed"
             assert len(await lines(client, done.output_file_id)) == 40

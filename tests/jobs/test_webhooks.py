@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.adapters.webhook_client import WebhookClient
+from gateway.jobs import deliveries
 from gateway.jobs.deliveries import Told, next_s, outcome_of
 from gateway.jobs.outcome import backoff_s
 from gateway.jobs.signing import SecretInvalid, secret_of
@@ -107,7 +108,10 @@ async def test_the_header_names_a_webhook_too_and_a_cancelled_job_is_told(upstre
             assert json.loads(receiver.told[0][1])["type"] == "job.cancelled"
 
 
-async def test_a_webhook_that_fails_is_told_again_under_the_same_id(upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_webhook_that_fails_is_told_again_under_the_same_id(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "BASE_S", 0.1)  # what pauses there are is `next_s`'s, and tested there
     async with receiving() as receiver:
         receiver.statuses = [500, 302]
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
