@@ -67,6 +67,11 @@ def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path) -> None
     )
 
 
+def test_a_mistyped_model_is_told_which_there_are(model: Path) -> None:
+    with pytest.raises(ModelMissing, match=rf"the embedding model all-Mini is not in .*, which has {MODEL}: name one"):
+        load_manifest(model.parent / "all-Mini")
+
+
 def test_a_changed_file_is_named_with_both_digests(model: Path) -> None:
     file = model / "model.onnx"
     expected = sha256_of(file)

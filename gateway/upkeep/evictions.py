@@ -27,6 +27,7 @@ COMPARE_S = 60.0  # between two comparisons with the store
 OF_MEMORY = 0.75  # of the embedded server's bound: with the overhead of its keys it seldom has to evict by itself
 OF_INDEX = 0.99  # of the index' bound: at it the index would forget its oldest, whatever that saves
 PAUSE_S = 0.02  # after each page: a million entries take some minutes, and a tenth of a core
+SILENT = "the store does not answer: until it does, what is not in memory is a miss"
 RETRY_S = 2.0
 
 
@@ -84,7 +85,7 @@ class Evictions:
 
     async def run(self) -> None:
         """For ever: evicts when it is told of too much, compares now and then."""
-        due = self._clock.monotonic()
+        due, silent = self._clock.monotonic(), False
         while True:
             try:
                 if self._clock.monotonic() >= due:
@@ -92,9 +93,14 @@ class Evictions:
                     due = self._clock.monotonic() + COMPARE_S
                 await self.evict()
             except StoreUnavailable as error:
-                LOG.warning("eviction has to wait", extra={"fields": {"error": str(error)}})
+                if not silent:  # once: it is asked every two seconds, for as long as it is away
+                    LOG.warning(f"{SILENT}, and eviction waits", extra={"fields": {"error": str(error)}})
+                silent = True
                 await asyncio.sleep(RETRY_S)
                 continue
+            if silent:
+                LOG.info("the store answers again")
+                silent = False
             try:
                 async with asyncio.timeout(max(0.01, due - self._clock.monotonic())):
                     await self._wanted.wait()

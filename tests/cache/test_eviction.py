@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis_names import ONE_SERVER
+from gateway.background import cancelled
 from gateway.cache.eviction import Ledger, worth_of
+from gateway.errors import StoreUnavailable
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
@@ -176,3 +179,24 @@ async def test_what_the_index_alone_has_is_forgotten(small: Served) -> None:
     await parts.space.index.add("f" * 64, found.scope, found.vector)
     await parts.evictions.compare()
     assert await parts.space.index.fingerprints() == [ours]
+
+
+async def test_a_store_that_is_away_is_told_once_and_once_that_it_is_back(
+    small: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    evictions, failures = small.gateway.parts.evictions, iter(range(3))
+
+    async def compare() -> None:
+        if next(failures, None) is not None:
+            raise StoreUnavailable("refused")
+
+    monkeypatch.setattr("gateway.upkeep.evictions.RETRY_S", 0.001)
+    monkeypatch.setattr(evictions, "compare", compare)
+    caplog.set_level("INFO", "nearhit.store")
+    running = asyncio.create_task(evictions.run())
+    await until(lambda: "the store answers again" in caplog.messages)
+    await cancelled(running)
+    assert [said.partition(":")[0] for said in caplog.messages] == [
+        "the store does not answer",
+        "the store answers again",
+    ]
