@@ -153,7 +153,7 @@ def farewell(gateway: Gateway) -> str:
 Ask it yourself:
 
   curl -i {data}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is a scope?"}}]}}'
+    -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is a verdict?"}}]}}'
 
 Dashboard  {admin}/dashboard
 Ctrl-C stops everything."""
