@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from gateway.observing.merged import merge, packed
 from gateway.observing.telemetry import Telemetry
 from gateway.upkeep.evictions import OF_MEMORY
 
+LOG = logging.getLogger("nearhit.workers")
 VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`
 FOLDER = "workers"
 FIGURES_EVERY_S = 2.0
@@ -90,6 +92,7 @@ class Colleagues:
     def __init__(self, telemetry: Telemetry, folder: Path | None) -> None:
         self._own = telemetry
         self._folder = folder
+        self._failing = False
         self.telemetry = telemetry if folder is None else Telemetry()
 
     def sampling(self, sample: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -111,14 +114,25 @@ class Colleagues:
         folder = self._folder
         if folder is None:
             return
-        stack.callback(lambda: _write(folder, packed(self._own)))
+        stack.callback(lambda: self._write(folder, packed(self._own)))
         run_within(stack, self._report(folder, sample))
 
     async def _report(self, folder: Path, sample: Callable[[], Awaitable[None]]) -> None:
         while True:
             await sample()
-            await asyncio.to_thread(_write, folder, packed(self._own))
+            await asyncio.to_thread(self._write, folder, packed(self._own))
             await asyncio.sleep(FIGURES_EVERY_S)
+
+    def _write(self, folder: Path, figures: bytes) -> None:
+        """What cannot be written now, as on a full disk, is in what is written later."""
+        try:
+            _write(folder, figures)
+        except OSError as error:
+            if not self._failing:
+                LOG.warning("a worker's figures cannot be written", extra={"fields": {"error": str(error)}})
+            self._failing = True
+        else:
+            self._failing = False
 
 
 def _write(folder: Path, data: bytes) -> None:

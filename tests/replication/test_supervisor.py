@@ -1,4 +1,4 @@
-"""What a supervisor does about workers that end by themselves; of workers only what it sees of them."""
+"""What a supervisor does about workers that end by themselves, and workers about a disk that takes nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from gateway.commands.workers.supervisor import Ground, Supervisor, Worker
-from gateway.composition.hired import VARIABLE
+from gateway.composition import hired
+from gateway.composition.hired import VARIABLE, Colleagues
+from gateway.observing.telemetry import Telemetry
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
 
@@ -89,3 +92,25 @@ async def test_what_a_hand_over_has_put_in_place_stays_there(supervisor: Supervi
     there = worker_of(supervisor)
     await supervisor._again(0, before)
     assert worker_of(supervisor) is there
+
+
+async def test_figures_that_cannot_be_written_now_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk."""
+    monkeypatch.setattr(hired, "FIGURES_EVERY_S", 0.01)
+    telemetry, folder, sampled = Telemetry(), tmp_path / "figures", 0
+
+    async def sample() -> None:
+        nonlocal sampled
+        sampled += 1
+
+    async with AsyncExitStack() as stack:
+        Colleagues(telemetry, folder).begin(stack, sample)
+        await until(lambda: sampled > 2)
+        folder.mkdir()
+        await until((folder / str(os.getpid())).exists)
+        there = sampled
+        await until(lambda: sampled > there)  # so that write is over
+        folder.rename(tmp_path / "gone")
+    assert [record.getMessage() for record in caplog.records] == ["a worker's figures cannot be written"] * 2
