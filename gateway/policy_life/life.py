@@ -170,7 +170,7 @@ class PolicyLife:
         if match is None:
             return
         if match != current.hash:
-            raise ChangedMeanwhile(f"the policy in force is {current.hash}, not {match[:60]}: expected its hash")
+            raise ChangedMeanwhile(f"the policy in force is {current.hash}, not {match[:60]!r}: expected its hash")
         if self._hash_on_disk() != match:  # saved a moment ago, or faulty and therefore not in force
             raise ChangedMeanwhile(f"the files have changed since policy {current.hash} was read from them")
 

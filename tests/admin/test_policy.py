@@ -28,6 +28,7 @@ from tests.fixtures.gateways import Answer, Served, config_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
+from tests.fixtures.wire import connected
 
 DEFAULT = "version: 1\nroutes:\n  - {name: default, match: {}, route: {backend: main}}\n"
 SUPPORT = "version: 1\nroutes:\n  - {name: support, match: {headers: {x-app: support}}, route: {backend: main}}\n"
@@ -158,6 +159,15 @@ async def test_of_two_who_change_the_same_policy_one_is_told(served: Served) -> 
     answers = await asyncio.gather(*(send(served, "/admin/policy", body, If_Match=match) for body in bodies))
     assert sorted(answer.status for answer in answers) == [200, 412]
     assert len(await history(served)) == 2
+
+
+async def test_a_match_that_is_no_utf_8_is_none(served: Served) -> None:
+    body = CHANGED.encode()
+    head = f"POST /admin/policy HTTP/1.1\r\nHost: {served.admin_url.removeprefix('http://')}\r\n"
+    head += f"Content-Length: {len(body)}\r\nIf-Match: "
+    async with connected(served.admin_url) as wire:
+        await wire.send(head.encode() + b'"caf\xe9"\r\n\r\n' + body)
+        assert (await wire.message()).status == 412
 
 
 async def test_an_edit_that_is_not_in_force_is_not_written_over_unasked(served: Served, tmp_path: Path) -> None:
