@@ -136,6 +136,7 @@ class Pool:
         if request.begun is not None:  # it was, and is over
             request = replace(request, begun=None)
         while True:
+            self.budget.unspent(sum(isinstance(each.outcome, GivenUp) for each in came))  # one is, where any follows
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
             lane, outcome = came[-1].lane, came[-1].outcome
             tried += [each.lane for each in came if each.lane not in tried]
@@ -262,7 +263,7 @@ class Pool:
         if retries + 1 >= self._rules.attempts:
             return None
         now, until = self._clock.monotonic(), request.due
-        given_up = isinstance(outcome, GivenUp)  # for this: the retry is spent already
+        given_up = isinstance(outcome, GivenUp)  # for this: the retry was set aside for it
         pause_s = 0.0 if given_up else backoff_s(retries, self._draw())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
@@ -270,8 +271,7 @@ class Pool:
         if not given_up and not self.budget.left(now):
             self._telemetry.retries.add(self.name, "budget")
             return None
-        if not given_up:
-            self.budget.spend(now)
+        self.budget.spend(now)
         return pause_s
 
     def _patience_s(self, request: Request, tried: Collection[Lane], retries: int, now: float) -> float | None:

@@ -47,6 +47,14 @@ class Window(deque[tuple[float, int]]):
             self.total(now)
             self.append((second, 1))
 
+    def without(self, count: int) -> None:
+        """So many of the latest were none."""
+        while count > 0 and self:
+            second, counted = self.pop()
+            if counted > count:
+                self.append((second, counted - count))
+            count -= counted
+
     def total(self, now: float) -> int:
         """Forgets what is older."""
         while self and self[0][0] <= int(now) - WINDOW_S:
@@ -59,15 +67,17 @@ class RetryBudget:
     allows none. One for each backend: what fails there fails for all routes. `held`: retries that are set aside for
     calls that are on their way, as long as they are.
 
-    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made."""
+    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made; `unspent` of how many
+    that were not made after all."""
 
-    __slots__ = ("_asked", "_retried", "_share", "asked", "held", "spend")
+    __slots__ = ("_asked", "_retried", "_share", "asked", "held", "spend", "unspent")
 
     def __init__(self, share: float) -> None:
         self._share = share
         self.held = 0
         self._asked, self._retried = Window(), Window()
         self.asked, self.spend = self._asked.add, self._retried.add  # every call comes by: no frame more
+        self.unspent = self._retried.without
 
     def left(self, now: float) -> bool:
         """Whether a retry may be made now."""

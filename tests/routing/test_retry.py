@@ -41,6 +41,16 @@ def test_retries_never_exceed_their_share_of_the_calls(steps: list[tuple[str, fl
             retried.append(now)
 
 
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted), st.integers(0, 50))
+def test_what_is_not_spent_after_all_is_there_for_others(spent: list[int], fewer: int) -> None:
+    budget = RetryBudget(1.0)
+    for at in spent:
+        budget.spend(float(at))
+    recent = [at for at in spent if at > spent[-1] - WINDOW_S]
+    budget.unspent(fewer)
+    assert budget._retried.total(float(spent[-1])) == max(0, len(recent) - fewer)
+
+
 @given(st.integers(20, 500))
 def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
     budget, retries = RetryBudget(0.2), 0

@@ -556,6 +556,24 @@ async def test_many_that_are_given_up_at_once_are_no_more_than_the_budget_of_ret
         assert served.gateway.parts.pools["main"].budget.held == 0
 
 
+async def test_who_is_given_up_and_finds_nobody_else_spends_no_retry(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    for upstream in upstreams:
+        upstream.gate.clear()
+    async with gateway_of(config_of(tmp_path, main(upstreams, adaptive=False)), NO_CACHE, clock=clock) as served:
+        pool = served.gateway.parts.pools["main"]
+        calls = [asyncio.create_task(served.chat("a", headers={"x-latency-budget-ms": "800"})) for _ in range(3)]
+        await until(lambda: sum(counts(upstreams)) == 3)
+        for lane in pool.lanes:  # meanwhile they say that they want to be left alone
+            lane.waits.add("", clock.monotonic() + 60)
+        assert [(await call).status for call in calls] == [504] * 3
+        assert sum(counts(upstreams)) == 3
+        assert (pool.budget.held, pool.budget._retried.total(clock.monotonic())) == (0, 0)
+        for upstream in upstreams:
+            upstream.gate.set()
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_upload_that_reached_nobody_goes_on_to_another_upstream_whole(
     upstreams: list[Upstream], tmp_path: Path, streamed: bool
