@@ -18,6 +18,7 @@ POLICY = """
 version: 1
 routes:
   - {name: through, match: {model: uncached}, route: {backend: main}}
+  - {name: exactly, match: {model: "exactly-*"}, cache: {exact: {ttl: 1h}}, route: {backend: main}}
   - name: default
     match: {}
     cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}

@@ -64,6 +64,7 @@ WAYS: Mapping[str, Way] = {
     "unknown path": Way("detail=pass-through", path="/v1/unknown"),
     "exact hit, new bytes": Way("detail=exact", new_bytes=True),
     "semantic hit (hash)": Way("detail=semantic", question=other_case),
+    "chat miss, stored in the exact cache": Way("stored", model="exactly-bench", question=unheard),
     "chat miss, stored in both caches": Way("stored", question=unheard),
     f"live stream, {EVENTS} events": Way("detail=policy", model="uncached", live=True),
 }
@@ -149,9 +150,9 @@ def main() -> None:
         for module, functions in counted[given.by_module].by_module():
             print(f"{functions.total():>5} {module}: {', '.join(f'{f} {n}' for f, n in functions.most_common())}")
         return
-    print(f"{'calls of a request':<34}{'all':>6}{'own':>6}")
+    print(f"{'calls of a request':<38}{'all':>6}{'own':>6}")
     for name, calls in counted.items():
-        print(f"{name:<34}{calls.all:>6}{calls.own:>6}")
+        print(f"{name:<38}{calls.all:>6}{calls.own:>6}")
 
 
 if __name__ == "__main__":

@@ -92,11 +92,11 @@ def new_bytes(draw: random.Random, count: int) -> list[bytes]:
     return [body(QUESTION, "long", stream=True, metadata={"n": draw.getrandbits(60)}) for _ in range(count)]
 
 
-def fresh(**fields: object) -> Draw:
+def fresh(kind: str = "fresh", **fields: object) -> Draw:
     """Never asked, in a scope of their own: what is stored meanwhile makes nothing else slower."""
 
     def asked(draw: random.Random, count: int) -> list[bytes]:
-        model = f"fresh-{draw.getrandbits(32):x}"
+        model = f"{kind}-{draw.getrandbits(32):x}"
         return [body(unheard(draw), model, **fields) for _ in range(count)]
 
     return asked
@@ -155,6 +155,7 @@ ROWS = (
         marks=marks("x_fixed", (2.0, 1.2), (1.2, 0.6)),
     ),
     Row("unknown path, untouched", "hash", same(), "detail=pass-through", path="/v1/unknown"),
+    Row("miss, stored in the exact cache", "hash", fresh("exactly"), "stored", part=0.25),
     Row(
         "miss, stored in both caches (hash)", "hash", fresh(), "stored", part=0.25,
         marks=marks("x_fixed", (3.0, 2.2), (2.0, 1.5)),

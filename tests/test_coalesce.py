@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from gateway.flights import flight as flights
-from tests.fixtures.gateways import Answer, Served
+from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream, chunk, stream
 from tests.fixtures.waiting import until
 
@@ -43,11 +43,6 @@ class Steps:
         await self._go.acquire()
 
 
-def waiting(served: Served) -> int:
-    """How many readers the flights in the air have."""
-    return sum(len(flight._positions) for flight in served.gateway.parts.flights.values())
-
-
 def words_of(answer: Answer) -> str:
     if not answer.headers["Content-Type"].startswith("text/event-stream"):
         return answer.text
@@ -57,9 +52,9 @@ def words_of(answer: Answer) -> str:
 
 async def crowd(served: Served, sizes: int, **fields: Any) -> list[asyncio.Task[Answer]]:
     """Asks so many times, every other time for a stream, and waits until all are on board."""
-    before = waiting(served)
+    before = aboard(served)
     tasks = [asyncio.create_task(served.chat("hi", stream=i % 2 == 0, **fields)) for i in range(sizes)]
-    await until(lambda: waiting(served) == before + sizes)
+    await until(lambda: aboard(served) == before + sizes)
     return tasks
 
 
@@ -79,7 +74,7 @@ async def test_identical_concurrent_requests_reach_the_backend_once(served: Serv
 async def test_a_whole_answer_is_shared_by_streams_and_wholes(served: Served, upstream: Upstream) -> None:
     upstream.gate.clear()
     first = asyncio.create_task(served.chat("hi"))  # not a stream: what comes back is whole
-    await until(lambda: waiting(served) == 1)
+    await until(lambda: aboard(served) == 1)
     tasks = [first, *await crowd(served, 20)]
     upstream.gate.set()
     answers = await asyncio.gather(*tasks)
@@ -110,10 +105,10 @@ async def test_who_comes_late_gets_the_past_and_the_live_tail(served: Served, up
 async def test_the_leader_may_leave_while_others_wait(served: Served, upstream: Upstream) -> None:
     steps = Steps(upstream)
     leader = asyncio.create_task(served.chat("hi", stream=True))
-    await until(lambda: waiting(served) == 1)
+    await until(lambda: aboard(served) == 1)
     followers = await crowd(served, 4)
     leader.cancel()
-    await until(lambda: waiting(served) == 4)
+    await until(lambda: aboard(served) == 4)
     steps.finish()
     assert {words_of(answer) for answer in await asyncio.gather(*followers)} == {TEXT}
     assert (len(upstream.calls), upstream.cancelled) == (1, 0)
@@ -198,7 +193,7 @@ async def test_different_tenants_are_never_coalesced(served: Served, upstream: U
     upstream.gate.clear()
     headers = [{"Authorization": f"Bearer {tenant}"} for tenant in ("a", "b", "a", "b", "c")]
     tasks = [asyncio.create_task(served.chat("hi", headers=each)) for each in headers]
-    await until(lambda: waiting(served) == 5)
+    await until(lambda: aboard(served) == 5)
     upstream.gate.set()
     await asyncio.gather(*tasks)
     assert sorted(call.headers["Authorization"][-1] for call in upstream.calls) == ["a", "b", "c"]
@@ -278,7 +273,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(
         return served.session.post(url, json=asked, read_bufsize=2**14)
 
     opening = [asyncio.ensure_future(post()) for _ in range(3)]
-    await until(lambda: waiting(served) == 3)
+    await until(lambda: aboard(served) == 3)
     upstream.gate.set()
     stalled, *lively = await asyncio.gather(*opening)
     received = await asyncio.gather(*(each.content.read() for each in lively))

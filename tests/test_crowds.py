@@ -20,7 +20,7 @@ from gateway.flights.unstorable import REMEMBERED_S, Unstorable
 from gateway.observing.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import Answer, Served, aboard, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, chunk, completion, stream
 from tests.fixtures.waiting import until
@@ -76,7 +76,7 @@ def failing(upstream: Upstream, status: int) -> None:
 async def crowd(served: Served, size: int, **fields: Any) -> list[asyncio.Task[Answer]]:
     """So many on board of one flight."""
     tasks = [asyncio.create_task(served.chat("hi", **fields)) for _ in range(size)]
-    await until(lambda: sum(len(f._positions) for f in served.gateway.parts.flights.values()) == size)
+    await until(lambda: aboard(served) == size)
     return tasks
 
 

@@ -23,8 +23,8 @@ class Hit:
 
 @value(frozen=True, slots=True)
 class Missed:
-    """None, as far as is known without waiting. `unlike`: the index has nothing near enough; `note`: why no neighbour
-    was looked for, or why the nearest was refused."""
+    """None, as far as is known without waiting. `unlike`: the index has nothing near enough, or the route has none;
+    `note`: why no neighbour was looked for, or why the nearest was refused."""
 
     spans: Spans
     embedding: Embedding | None = None

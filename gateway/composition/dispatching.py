@@ -47,7 +47,7 @@ def direct_of(route: Route, parts: Parts) -> Direct | None:
 def fetch_of(route: Route, parts: Parts, admit: Admit) -> Fetch | None:
     """Where no stage has anything to do with most misses but to ask its backend and to store what that says."""
     direct, semantic = _direct(route, parts, calls=True), route.semantic
-    if direct is None or semantic is None or semantic.coalesce or parts.leasing is not None:
+    if direct is None or parts.leasing is not None or (semantic is not None and semantic.coalesce):
         return None
     origin = Provenance(Verdict.MISS, Choice.ONLY, backend=direct.pool.name)
     return Fetch(direct, admit, parts.flights, origin)

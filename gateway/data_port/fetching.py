@@ -46,7 +46,7 @@ class Fetching(Underway):
         request: Request,
         call: Call,
         sent: bytes,
-        connection: Connection,
+        connection: Connection | None,
     ) -> None:
         self._misses = misses
         self._course = course
@@ -176,7 +176,11 @@ class Fetching(Underway):
 
     def _give_up(self) -> None:
         """Whatever comes of it is the stages' to wait for."""
-        self._connection.forget()
+        if self._opening is None:
+            self._connection.forget()
+        else:  # nothing was sent: they open one for themselves
+            self._opening.remove_done_callback(self._opened)
+            self._opening.cancel()
         self._hand_over()
 
     def _handed(self, begun: Begun) -> None:

@@ -94,17 +94,11 @@ class Misses:
             return None
         asked = head.decisive, request.route, request.tenant, call.model
         course = self._courses[asked] if asked in self._courses else self._found(asked, head, request, call)
-        if course is None or not course.lane.plain(request.tenant, self.now()):
-            return None
-        connection = course.connections.idle()
-        if connection is None:
-            return None
-        if not course.gate.take():
-            course.connections.freed(connection)
+        if course is None or not course.lane.plain(request.tenant, self.now()) or not course.gate.take():
             return None
         self.service.inflight += 1
         sent = call.dialect.outgoing(head.path, call, model=course.model, kept=True).body
-        return Fetching(self, to, course, head, body, request, call, sent, connection)
+        return Fetching(self, to, course, head, body, request, call, sent, course.connections.idle())
 
     def _found(self, asked: tuple[object, ...], head: Head, request: Request, call: Call) -> Course | None:
         fetch, course = request.table.chains[request.route].fetch, None

@@ -161,6 +161,7 @@ class Underway:
         """Where there is no connection, or nobody waits for it any more, the stages say so."""
         error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
         if error is not None:
+            self._opening = None
             self._answer.failed(error)
             self._hand_over()
 
@@ -194,7 +195,8 @@ class Underway:
         way, place = self._way, Place(self._way.gate, self._at)
         way.lane.handed_on(self._asked)
         self._host.service.inflight -= 1
-        answer, resumed = self._answer, partial(way.direct.client.resumed, self._answer)
+        answer, client = self._answer, way.direct.client
+        resumed = partial(client.resumed, answer) if self._opening is None else client.ask
 
         def release() -> None:
             place.leave()

@@ -118,7 +118,7 @@ class Request:
     scope: str = ""  # hex SHA-256: who and what may share
     fingerprint: str = ""  # hex SHA-256: the exact key
     embedding: Embedding | None = None
-    unlike: bool = False  # the index has been asked, and has nothing near enough
+    unlike: bool = False  # the index has been asked and has nothing near enough, or there is none to ask
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take

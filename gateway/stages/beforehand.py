@@ -33,8 +33,6 @@ class Beforehand:
         began = self._clock.monotonic()
         found = self._exact.beforehand(asked)
         spans: Spans = {} if self.lifetime is None else {"exact": self._clock.monotonic() - began}
-        if found is True:
-            if self._similar is None or not self._alone(asked.fingerprint):
-                return Missed(spans)
-            return self._similar.find(asked, spans)
-        return Missed(spans) if found is False else Hit(*found, spans)
+        if found is True and self._alone(asked.fingerprint):
+            return Missed(spans, unlike=True) if self._similar is None else self._similar.find(asked, spans)
+        return Missed(spans) if isinstance(found, bool) else Hit(*found, spans)

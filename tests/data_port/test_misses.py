@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -27,6 +28,7 @@ from gateway.upkeep.removal_report import Wanted
 from tests.data_port.test_lookups import ALIKE, ANSWER, ASKED, PARTS, POLICY, UNLIKE, chat, of_case
 from tests.data_port.test_straight import (
     ANSWERS,
+    COLD_ANSWERS,
     HOLD,
     SHORT,
     TIMEOUT_S,
@@ -36,16 +38,21 @@ from tests.data_port.test_straight import (
     Scripted,
     answer,
     chunked,
+    deaf,
     one,
     post,
     said,
     scripted,
 )
-from tests.fixtures.gateways import EXACT_CACHE, recovered
+from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
 MORE = """
+  - name: picked
+    match: {model: picked}
+    cache: {exact: {ttl: 1h}, admit: {max_temperature: 0.2}}
+    route: {backend: main}
   - name: choosy
     match: {model: choosy}
     cache: {semantic: {ttl: 1h, min_similarity: 0.5}, admit: {max_tokens: 6}}
@@ -87,7 +94,11 @@ REQUESTS: dict[str, tuple[bytes, bool]] = {
     "exact off": (chat(model="semantic"), True),
     "under a promise": (chat(model="promised"), True),
     "audited": (chat(model="audited"), False),
-    "the exact cache alone": (chat(model="exact"), False),
+    "the exact cache alone": (chat(model="exact"), True),
+    "the exact cache alone, no text": (post(messages=[{"role": "assistant", "content": "x"}], model="exact"), True),
+    "the exact cache alone, what admission picks": (chat(model="picked", temperature=0.5), True),
+    "embeddings of one text": (post(path=b"/v1/embeddings", input="a", model="exact"), True),
+    "embeddings of two": (post(path=b"/v1/embeddings", input=["a", "b"], model="exact"), False),
     "one that waits for questions in flight": (chat(model="crowded"), False),
     "a route with a budget": (chat(model="budgeted"), False),
     "a route with limits": (chat(model="limited"), False),
@@ -153,10 +164,13 @@ def kept(it: One) -> list[tuple[Any, ...]]:
 
 
 async def of_one(
-    it: One, upstream: Scripted, number: int, request: bytes, script: list[Piece] | None
+    it: One, upstream: Scripted, number: int, request: bytes, script: list[Piece] | None, *, cold: bool = False
 ) -> dict[str, Any]:
-    """What comes of a request, and of the same once more, after one that has left a connection idle."""
+    """What comes of a request, and of the same once more, after one that has left a connection idle; `cold`: which has
+    ended since."""
     await said(it.served, post(model="through"))
+    if cold:
+        await it.disconnect()
     upstream.seen.clear()
     it.logged()
     before, taken, had = it.figures(), misses(it).fetched, len(kept(it))
@@ -193,7 +207,6 @@ async def upstream() -> AsyncIterator[Scripted]:
 @pytest.fixture
 async def it(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
     async with one(tmp_path, upstream, ROUTES) as it:
-        await known(it)
         yield it
 
 
@@ -203,25 +216,21 @@ async def pair(tmp_path: Path, upstream: Scripted) -> AsyncIterator[tuple[One, O
     async with AsyncExitStack() as stack:
         both = [await stack.enter_async_context(one(tmp_path / name, upstream, ROUTES)) for name in ("on", "off")]
         misses(both[1])._on = False
-        for it in both:
-            await known(it)
         yield both[0], both[1]
 
 
-async def known(it: One) -> None:
-    """What the store holds is: nothing that it lacks is asked of it, and the index has nothing to do."""
-    await until(lambda: it.served.gateway.parts.evictions.compared > 0)
-    await recovered(it.served)
-    await it.served.gateway.parts.space.index.settled()
-
-
 async def differences(
-    pair: tuple[One, One], upstream: Scripted, cases: Mapping[str, tuple[bytes, list[Piece] | None]], first: int = 0
+    pair: tuple[One, One],
+    upstream: Scripted,
+    cases: Mapping[str, tuple[bytes, list[Piece] | None]],
+    first: int = 0,
+    *,
+    cold: bool = False,
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """-> where both do not do the same; how many of each were fetched without the stages."""
     different, taken = {}, {}
     for number, (name, (request, script)) in enumerate(cases.items(), first):
-        on, off = [await of_one(it, upstream, number, request, script) for it in pair]
+        on, off = [await of_one(it, upstream, number, request, script, cold=cold) for it in pair]
         taken[name] = on.pop("taken")
         assert not off.pop("taken")
         assert on["said"]
@@ -245,6 +254,17 @@ async def test_answers_are_given_and_stored_alike(pair: tuple[One, One], upstrea
         assert taken == {name: int(on) for name, (_, on) in SAID.items()}
 
 
+async def test_embeddings_are_fetched_and_stored_alike(pair: tuple[One, One], upstream: Scripted) -> None:
+    vectors = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1]}], "model": "e"}
+    told = {"whole": {**vectors, "usage": {"prompt_tokens": 3, "total_tokens": 3}}, "none": {**vectors, "data": []}}
+    request = post(path=b"/v1/embeddings", input="a", model="exact")
+    cases = {name: (request, [answer(json.dumps(each).encode())]) for name, each in told.items()}
+    different, taken = await differences(pair, upstream, cases)
+    assert not different, json.dumps(different, indent=1)
+    assert taken == {"whole": 1, "none": 1}
+    assert [entry.operation for entry, *_ in kept(pair[0])] == ["embeddings"]
+
+
 async def idle(it: One) -> None:
     """A connection to the upstream lies idle."""
     await said(it.served, post(model="through"))
@@ -266,9 +286,10 @@ async def flying(it: One, upstream: Scripted, request: bytes = chat()) -> asynci
     return asked
 
 
-async def test_a_crowd_makes_one_call(it: One, upstream: Scripted) -> None:
-    first = await flying(it, upstream)
-    others = [asyncio.create_task(said(it.served, chat(metadata={"n": str(n)}))) for n in range(5)]
+@pytest.mark.parametrize("model", ["m", "exact"])
+async def test_a_crowd_makes_one_call(it: One, upstream: Scripted, model: str) -> None:
+    first = await flying(it, upstream, chat(model=model))
+    others = [asyncio.create_task(said(it.served, chat(model=model, metadata={"n": str(n)}))) for n in range(5)]
     await until(lambda: it.served.gateway.data_port.inflight == 6)
     upstream.hold.set()
     assert b"fwd=miss; stored" in await first
@@ -574,7 +595,7 @@ async def test_a_request_keeps_to_the_policy_that_it_was_sent_under(it: One, ups
     upstream.hold.set()
     assert b"x-nearhit-route: both" in await first
     assert b"x-nearhit-route: other" in await said(it.served, chat(UNLIKE))
-    assert misses(it).fetched == 1
+    assert misses(it).fetched == 2
 
 
 async def test_what_is_under_way_when_the_gateway_stops_is_answered(
@@ -596,9 +617,8 @@ async def test_what_is_under_way_when_the_gateway_stops_is_answered(
 
 async def test_what_there_is_to_wait_for_is_the_stages(tmp_path: Path, upstream: Scripted) -> None:
     async with one(tmp_path, upstream, ROUTES, main={"max_concurrency": 1, "adaptive": False}) as it:
-        await known(it)
         assert b"fwd=miss; stored" in await said(it.served, chat())
-        assert misses(it).fetched == 0  # no connection lay idle
+        assert misses(it).fetched == 1  # a connection was opened for it
         for number in range(2, 12):  # while the index is at something else, the stages wait for it
             await settled(it)
             upstream.hold.clear()
@@ -614,13 +634,12 @@ async def test_what_there_is_to_wait_for_is_the_stages(tmp_path: Path, upstream:
         upstream.hold.set()
         assert b"fwd=miss; stored" in await first
         assert b"fwd=miss; stored" in await second
-        assert misses(it).fetched == 1  # there was no place at the gate
+        assert misses(it).fetched == 2  # there was no place at the gate for the second one
         assert it.books()["load"] == (0, 0, 0, 0)
 
 
 async def test_an_answer_that_takes_too_long_is_told_by_the_stages(tmp_path: Path, upstream: Scripted) -> None:
     async with one(tmp_path, upstream, ROUTES, main=SHORT) as it:
-        await known(it)
         await idle(it)
         upstream.hold.clear()
         assert b" 504 " in (await said(it.served, chat())).partition(b"\r\n")[0]
@@ -632,7 +651,6 @@ async def test_an_answer_that_takes_too_long_is_told_by_the_stages(tmp_path: Pat
 async def test_keys_that_are_at_hand(tmp_path: Path, upstream: Scripted) -> None:
     auth = {"mode": "keys", "keys": {"acme": [digest_of("secret")]}}
     async with one(tmp_path, upstream, ROUTES, auth=auth, main={"api_key_env": "KEY"}) as it:
-        await known(it)
         secret = b"Authorization: Bearer secret\r\n"
         await said(it.served, post(secret, model="through"))
         upstream.seen.clear()
@@ -686,3 +704,100 @@ async def test_what_was_asked_at_once_is_answered_in_order(it: One, upstream: Sc
     told = re.findall(rb"Cache-Status: nearhit; ([^\r]*)", answered)
     assert told == [b"fwd=miss; stored"] * 9 + [b"hit; detail=semantic"]
     assert misses(it).fetched == 9
+
+
+COLD = ("as a rule", *(name for name in COLD_ANSWERS if name in SAID))
+
+
+async def test_new_connections_are_asked_alike(pair: tuple[One, One], upstream: Scripted) -> None:
+    cases = {name: (chat(), SAID[name][0]) for name in COLD}
+    different, taken = await differences(pair, upstream, cases, cold=True)
+    assert not different, different
+    assert taken == {name: int(SAID[name][1]) for name in COLD}
+
+
+@pytest.fixture
+def opening(it: One, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
+    """Connections that are opened, each held back until it is let go."""
+    held = list[asyncio.Event]()
+    connected = type(it.connections).connected
+
+    async def later(self: Any, due: float) -> Any:
+        gate = asyncio.Event()
+        held.append(gate)
+        await gate.wait()
+        return await connected(self, due)
+
+    monkeypatch.setattr(type(it.connections), "connected", later)
+    return held
+
+
+async def test_a_crowd_makes_one_call_when_a_connection_is_opened_for_the_first(
+    it: One, upstream: Scripted, opening: list[asyncio.Event]
+) -> None:
+    first = asyncio.create_task(said(it.served, chat()))
+    await until(lambda: opening)
+    others = [asyncio.create_task(said(it.served, chat(metadata={"n": str(n)}))) for n in range(5)]
+    await until(lambda: len(opening) == 2)  # the stages open one for themselves
+    assert it.books()["load"] == (1, 1, 1, 6)
+    opening[1].set()
+    assert b"fwd=miss; stored" in await first
+    for other in others:
+        assert b"fwd=miss; collapsed" in await other
+    await until(lambda: it.books()["load"] == (0, 0, 0, 0))
+    assert len(upstream.seen) == len(opening) - 1 == it.connections.open == 1
+    assert misses(it).fetched == 0
+    assert it.books()["asked"] == [1]
+    assert it.served.gateway.parts.flights == {}
+
+
+async def test_who_comes_later_has_the_answer_when_the_first_has_left_before_it_was_sent(
+    it: One, upstream: Scripted, opening: list[asyncio.Event]
+) -> None:
+    async with connected(it.served.url) as wire:
+        await wire.send(chat())
+        await until(lambda: opening)
+        second = asyncio.create_task(said(it.served, chat(metadata={"n": "1"})))
+        await until(lambda: len(opening) == 2)
+    await until(lambda: it.served.gateway.data_port.inflight == 1)
+    opening[1].set()
+    assert b"fwd=miss; collapsed" in await second
+    assert len(upstream.seen) == 1
+    assert it.books()["load"] == (0, 0, 0, 0)
+
+
+async def test_a_client_that_leaves_before_it_was_sent_leaves_nothing_behind(
+    it: One, upstream: Scripted, opening: list[asyncio.Event]
+) -> None:
+    async with connected(it.served.url) as wire:
+        await wire.send(chat())
+        await until(lambda: opening)
+    await until(lambda: it.books()["load"] == (0, 0, 0, 0))
+    assert it.logged()[-1]["status"] == 499
+    await until(lambda: not it.served.gateway.parts.flights)
+    assert not upstream.seen and not it.connections.open and not it.connections._opening
+    before = len(opening)
+    second = asyncio.create_task(said(it.served, chat()))
+    await until(lambda: len(opening) > before)
+    opening[-1].set()
+    assert b"fwd=miss; stored" in await second
+    assert misses(it).fetched == 1
+
+
+async def test_where_no_connection_is_to_be_had_the_stages_say_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refusing = listener.getsockname()[1]
+    with deaf() as silent:
+        for port, status in ((refusing, b" 502 "), (silent, b" 504 ")):
+            outcomes = []
+            for on in (True, False):
+                section = {"timeouts": {"connect": "0.2s"}}
+                async with one(tmp_path / f"{port}-{on}", Scripted(port), ROUTES, main=section) as it:
+                    misses(it)._on = on
+                    answered = await said(it.served, chat())
+                    assert status in answered.partition(b"\r\n")[0]
+                    await until(lambda it=it: it.books()["load"] == (0, 0, 0, 0))
+                    assert it.served.gateway.parts.flights == {}
+                    asked = it.figures()["backend_requests"]
+                    outcomes.append((answered, it.books(), asked, it.logged()[-1]["reason"]))
+            assert outcomes[0] == outcomes[1]

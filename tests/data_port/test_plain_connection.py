@@ -371,7 +371,7 @@ async def test_a_request_that_crosses_the_stop_on_an_idle_connection_is_answered
 async def test_a_stage_that_fails_is_a_500_and_the_end(served: Served) -> None:
     sees_no_stage(served)
     async with connected(served.url) as wire:
-        await wire.send(ask("new"))
+        await wire.send(ask("new", b"Cache-Control: no-store\r\n"))
         answer = await wire.message()
         assert (answer.status, answer.all("Connection")) == (500, ["close"])
         assert await wire.rest() == b""

@@ -29,7 +29,7 @@ from gateway.observing.metrics import Counter, Histogram
 from gateway.policy.load import policy_from_text
 from tests.data_port.test_plain_connection import CLOSE, VARYING
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of, recovered
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -189,8 +189,10 @@ async def one(folder: Path, upstream: Scripted, policy: str = POLICY, **sections
     log = AccessLog(lines)
     config = config_of(folder, {"main": main}, **sections)
     async with gateway_of(config, policy, {"KEY": "own-key"}, clock=clock, access_log=log) as served:
-        # Before that nobody knows what the store does not have, and lookups are the stages'.
+        # Before that it is not known what the store does not have, and the index is at work: lookups are the stages'.
         await until(lambda: served.gateway.parts.evictions.compared)
+        await recovered(served)
+        await served.gateway.parts.space.index.settled()
         yield One(served, log, lines, clock)
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gateway.calling import quotas
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -132,7 +132,7 @@ async def test_a_crowd_counts_as_the_one_call_that_it_makes(start: Start, upstre
     async with start("{requests: 1/h}") as served:
         upstream.gate.clear()
         crowd = [asyncio.create_task(served.chat("same")) for _ in range(10)]
-        await until(lambda: sum(len(f._positions) for f in served.gateway.parts.flights.values()) == 10)
+        await until(lambda: aboard(served) == 10)
         upstream.gate.set()
         assert {answer.status for answer in await asyncio.gather(*crowd)} == {200}
 

@@ -19,11 +19,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.observing.access_log import AccessLog
 from tests.fixtures.collector import Collector, collecting
-from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, serving, stream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
-from tests.test_coalesce import waiting
 
 pytestmark = pytest.mark.timeout(60)
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -145,7 +144,7 @@ async def test_followers_are_linked_to_the_request_whose_call_they_share(
     upstream.gate.clear()
     async with traced(tmp_path, collector, main(upstream)) as served:
         asked = [asyncio.create_task(served.chat(SECRET)) for _ in range(2)]
-        await until(lambda: waiting(served) == 2)
+        await until(lambda: aboard(served) == 2)
         upstream.gate.set()
         await asyncio.gather(*asked)
     leader, follower = collector.root(nearhit__verdict="miss"), collector.root(nearhit__verdict="coalesced")

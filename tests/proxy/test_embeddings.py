@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from gateway.flights import gathering
-from tests.fixtures.gateways import Answer, Served
+from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -133,8 +133,7 @@ async def test_a_client_that_leaves_does_not_cancel_what_another_one_waits_for(
     leaving = asyncio.create_task(embed(served, ["a", "bb"]))
     await upstream.arrived.wait()
     staying = asyncio.create_task(embed(served, ["bb", "a"]))
-    flights = served.gateway.parts.flights
-    await until(lambda: sum(len(flight._positions) for flight in flights.values()) == 4)
+    await until(lambda: aboard(served) == 4)
     leaving.cancel()
     await asyncio.wait((leaving,))
     upstream.gate.set()

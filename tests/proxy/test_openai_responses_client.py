@@ -15,7 +15,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from gateway.dialects.openai_responses_events import events_of
-from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
 from tests.fixtures.responses import answering, response_to, text_item
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -126,8 +126,7 @@ async def test_who_shares_a_call_in_flight_gets_events_with_his_own_words(served
     async with openai_client(served) as client:
         asks = [asyncio.create_task(streamed(client, metadata={"order": str(i)})) for i in range(3)]
         asks.append(asyncio.create_task(client.responses.create(**ASK, metadata={"order": "3"})))
-        flights = served.gateway.parts.flights
-        await until(lambda: sum(len(flight._positions) for flight in flights.values()) == 4)
+        await until(lambda: aboard(served) == 4)
         answered.gate.set()
         answers = await asyncio.gather(*asks)
     assert [answer.metadata for answer in answers] == [{"order": str(i)} for i in range(4)]
@@ -274,8 +273,7 @@ async def test_a_broken_stream_ends_with_an_error_that_the_sdk_raises(
     upstream.gate.clear()
     async with openai_client(served) as client:
         asks = [asyncio.create_task(streamed(client)) for _ in range(2 if shared else 1)]
-        flights = served.gateway.parts.flights
-        await until(lambda: sum(len(flight._positions) for flight in flights.values()) == len(asks))
+        await until(lambda: aboard(served) == len(asks))
         upstream.gate.set()
         for failed in await asyncio.gather(*asks, return_exceptions=True):
             assert isinstance(failed, openai.APIError)

@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from tests.fixtures.gateways import TIERS, Served, config_of, gateway_of
+from tests.fixtures.gateways import TIERS, Served, aboard, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, chunk, completion, frame, stream
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Tell me a long story"}]}
@@ -142,7 +142,7 @@ async def test_an_answer_that_breaks_off_is_no_answer_to_who_waits_for_the_whole
 async def joined(served: Served, clients: int) -> None:
     """Returns once so many clients wait for the one flight in the air."""
     async with asyncio.timeout(30):
-        while sum(len(flight._positions) for flight in served.gateway.parts.flights.values()) < clients:
+        while aboard(served) < clients:
             await asyncio.sleep(0)
 
 
