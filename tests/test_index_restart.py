@@ -16,6 +16,7 @@ from gateway.adapters.redis_store import RedisStore
 from gateway.cache.feedback import Counterexamples
 from gateway.composition import model_parts
 from gateway.config import Config
+from gateway.errors import StoreUnavailable
 from gateway.ports import StoredVector
 from gateway.upkeep import recovery
 from gateway.upkeep.evictions import Evictions
@@ -261,3 +262,24 @@ async def test_what_is_stored_anew_during_the_comparison_stays(clock: FakeClock)
         await index.add(hexed(name), hexed("scope"), vector_of(2))
     await recovery_of(Busy(clock), index, clock).run()
     assert list(await index.fingerprints()) == [hexed("anew")]
+
+
+async def test_a_store_that_is_late_once_is_asked_again_at_once(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(MemoryStore):
+        left = 2
+
+        async def fingerprints(self) -> Any:
+            if self.left:
+                self.left -= 1
+                raise StoreUnavailable("no answer in time")
+            async for pair in super().fingerprints():
+                yield pair
+
+    store, index = Late(clock), ExactIndex(DIMENSION, max_entries=100)
+    await store.put(entry_of("kept"), vector_of(1))
+    async with asyncio.timeout(recovery.RETRY_S):
+        await recovery_of(store, index, clock).run()
+    assert await index.fingerprints() == [hexed("kept")]
+    assert caplog.messages == ["the index is not read yet"]

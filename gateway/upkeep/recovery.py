@@ -17,7 +17,9 @@ from gateway.upkeep.removal import Removal
 from gateway.upkeep.tail import Tail
 
 LOG = logging.getLogger("nearhit")
-RETRY_S = 2.0
+# Between two attempts: doubled from the first to the last. A store that is asked for the first time on a busy machine
+# is late once, and until it is read nothing is found by similarity.
+FIRST_RETRY_S, RETRY_S = 0.1, 2.0
 BATCH = 500  # vectors read at a time
 
 
@@ -52,6 +54,7 @@ class Recovery:
 
     async def run(self) -> None:
         """Tries again until the store has answered to the end."""
+        pause = FIRST_RETRY_S
         while not self.ready:
             try:
                 if self._removal is not None:  # before it is known, nothing of the store is served
@@ -67,8 +70,11 @@ class Recovery:
                 self.complete.set()
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
-            except StoreUnavailable:
-                await asyncio.sleep(RETRY_S)
+            except StoreUnavailable as error:
+                if pause == FIRST_RETRY_S:  # once: it is asked for as long as it is away
+                    LOG.warning("the index is not read yet", extra={"fields": {"error": str(error)}})
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_S)
 
     async def _fill(self) -> None:
         if self._tail is not None:
