@@ -178,8 +178,10 @@ class Fetching(Underway):
         """Whatever comes of it is the stages' to wait for."""
         if self._opening is None:
             self._connection.forget()
+        elif self._opening.done():  # in vain, in this very turn: `_opened` would come in the next one
+            self._opened(self._opening)
+            return
         else:  # nothing was sent: they open one for themselves
-            self._opening.remove_done_callback(self._opened)
             self._opening.cancel()
         self._hand_over()
 

@@ -154,24 +154,26 @@ class Underway:
 
     async def _open(self, request: bytes) -> None:
         connection = await self._way.connections.connected(self._due)
-        self._opening = None
         self._connection, self._answer = connection, connection.send(request, self._due, self._heard)
+        self._opening = None
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
-        """Where there is no connection, or nobody waits for it any more, the stages say so."""
+        """Where there is no connection the stages say so, unless they have been asked already."""
         error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
-        if error is not None:
+        if error is not None and self._opening is not None:
             self._opening = None
             self._answer.failed(error)
             self._hand_over()
 
     def cancel(self) -> None:
         """The client has left. The stages end it."""
-        if self._opening is not None:
-            self._opening.cancel()
-            return
         self._answer.failed(asyncio.CancelledError())
-        self._connection.abort()  # tells `_heard`
+        opening, self._opening = self._opening, None
+        if opening is None:
+            self._connection.abort()  # tells `_heard`
+        else:  # it may have failed in this very turn: `_opened` comes in the next one
+            opening.cancel()
+            self._hand_over()
 
     def _heard(self) -> None:
         """Something has come of it."""
@@ -197,6 +199,7 @@ class Underway:
         self._host.service.inflight -= 1
         answer, client = self._answer, way.direct.client
         resumed = partial(client.resumed, answer) if self._opening is None else client.ask
+        self._opening = None
 
         def release() -> None:
             place.leave()

@@ -21,6 +21,8 @@ from gateway.cache.removal import EVERYTHING, Ban
 from gateway.data_port.fetching import Fetching
 from gateway.data_port.plain_connection import PlainConnection
 from gateway.errors import IndexUnavailable, StoreUnavailable
+from gateway.flights.flight import Led
+from gateway.http1.errors import ConnectFailed
 from gateway.messages import Entry
 from gateway.policy.load import policy_from_text
 from gateway.stages.admit import Admit
@@ -732,6 +734,23 @@ def opening(it: One, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
     return held
 
 
+@pytest.fixture
+def refused(it: One, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
+    """The first connection that is opened: it is refused when that is let happen, and others are not."""
+    held = list[asyncio.Event]()
+    connected = type(it.connections).connected
+
+    async def refusing(self: Any, due: float) -> Any:
+        if held:
+            return await connected(self, due)
+        held.append(asyncio.Event())
+        await held[0].wait()
+        raise ConnectFailed("connection refused")
+
+    monkeypatch.setattr(type(it.connections), "connected", refusing)
+    return held
+
+
 async def test_a_crowd_makes_one_call_when_a_connection_is_opened_for_the_first(
     it: One, upstream: Scripted, opening: list[asyncio.Event]
 ) -> None:
@@ -782,6 +801,41 @@ async def test_a_client_that_leaves_before_it_was_sent_leaves_nothing_behind(
     opening[-1].set()
     assert b"fwd=miss; stored" in await second
     assert misses(it).fetched == 1
+
+
+@pytest.mark.parametrize("model", ["exact", "through"])
+async def test_who_leaves_in_the_turn_in_which_no_connection_was_to_be_had_is_given_up_once(
+    it: One, upstream: Scripted, refused: list[asyncio.Event], model: str
+) -> None:
+    async with connected(it.served.url) as wire:
+        await wire.send(chat(model=model))
+        await until(lambda: refused)
+        [connection] = it.served.gateway.data_port._connections._plain  # type: ignore[union-attr]
+        refused[0].set()
+        connection._transport.abort()
+        told = list[dict[str, Any]]()
+        await until(lambda: told.extend(it.logged()) or told)
+        for _ in range(20):  # of the loop
+            await asyncio.sleep(0)
+        assert it.books()["load"] == (0, 0, 0, 0)
+    assert [line["status"] for line in [*told, *it.logged()]] == [499]
+    assert not upstream.seen
+    assert it.served.gateway.parts.flights == {}
+
+
+async def test_who_asks_the_same_in_the_turn_in_which_no_connection_was_to_be_had_has_it_asked_once(
+    it: One, upstream: Scripted, refused: list[asyncio.Event]
+) -> None:
+    async with connected(it.served.url) as wire:
+        await wire.send(chat(model="exact"))
+        await until(lambda: refused)
+        [fetching] = it.served.gateway.parts.flights.values()
+        refused[0].set()
+        with pytest.raises(Led):
+            await asyncio.create_task(fetching.join())
+        assert ANSWER in (await wire.message()).body  # asked again, as where nobody else came
+    await until(lambda: it.books()["load"] == (0, 0, 0, 0))
+    assert len(upstream.seen) == len(it.logged()) == 1
 
 
 async def test_where_no_connection_is_to_be_had_the_stages_say_so(tmp_path: Path) -> None:
