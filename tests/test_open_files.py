@@ -19,15 +19,19 @@ from gateway.config.load import load_config
 logging.basicConfig(stream=sys.stdout, format="%(message)s %(fields)s")
 config = load_config(Path(sys.argv[1]), {})
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
+def refused(*_):
+    raise ValueError("not allowed to raise maximum limit")  # what it makes of EPERM
+if "refused" in sys.argv:
+    resource.setrlimit = refused
 allow_files(config)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def allowed(config: Path, soft: int, hard: int) -> list[str]:
+def allowed(config: Path, soft: int, hard: int, *more: str) -> list[str]:
     """-> what is logged, and the limit then."""
-    given = [sys.executable, "-c", ASKED, str(config), str(soft), str(hard)]
+    given = [sys.executable, "-c", ASKED, str(config), str(soft), str(hard), *more]
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -49,3 +53,11 @@ def test_a_limit_that_the_system_keeps_low_is_told(config: Path) -> None:
     warning, limit = allowed(config, 64, 400)
     assert limit == "400"
     assert warning.startswith("too few files may be open {'may_be_open': 400, 'needed': 1170,")
+
+
+def test_a_gateway_starts_where_it_may_not_raise_its_limit(config: Path) -> None:
+    """Sandboxes refuse the call, and so does a kernel whose `fs.nr_open` is below the hard limit."""
+    warning, limit = allowed(config, 64, 400, "refused")
+    assert limit == "64"
+    assert warning.startswith("too few files may be open {'may_be_open': 64, 'needed': 1170,")
+    assert allowed(config, 1200, HARD, "refused") == ["1200"]  # enough, if not ample

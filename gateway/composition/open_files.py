@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.config import Config, OnnxBackendConfig
@@ -52,8 +53,10 @@ def allow_files(config: Config) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted.ample:
         return
-    soft = min(wanted.ample, allowed())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    raised = min(wanted.ample, allowed())
+    with suppress(OSError, ValueError):  # a sandbox refuses it, or the system's own bound is below the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
     if soft < wanted.files:
         fields = {"may_be_open": soft, "needed": wanted.files, "todo": f"raise it to {wanted.ample}: ulimit -n"}
         LOG.warning("too few files may be open", extra={"fields": fields})
