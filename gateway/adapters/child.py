@@ -89,7 +89,7 @@ class ChildProcess:
         try:
             done, _ = await asyncio.wait({ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
-                raise ChildFailed(f"{self.name} ended with {_exit(ended.result())} at its start{self.tail()}")
+                raise ChildFailed(f"{self.name} ended with {exit_said(ended.result())} at its start{self.tail()}")
             if ready not in done:
                 raise ChildFailed(f"{self.name} was not ready within {timeout_s:g} s{self.tail()}")
             ready.result()  # whatever else the probe raised
@@ -136,6 +136,22 @@ class ChildProcess:
                 self._signal(signal.SIGKILL)
 
 
+class Pauses:
+    """Before what has ended by itself is started again: each twice as long as the one before, the first one again after
+    a life of `steady_s`."""
+
+    def __init__(self, first_s: float, longest_s: float, steady_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._steady_s = steady_s
+        self._next_s = first_s
+
+    def after(self, lived_s: float) -> float:
+        pause_s = self._first_s if lived_s > self._steady_s else self._next_s
+        self._next_s = min(self._longest_s, 2 * pause_s)
+        return pause_s
+
+
 def death_signal_prefix(number: signal.Signals) -> list[str]:
     """What makes the kernel signal a child when we die, even by SIGKILL, where no handler of ours can run.
 
@@ -156,5 +172,5 @@ async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _exit(code: int) -> str:
+def exit_said(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -36,16 +37,18 @@ def server_program() -> Path:
 class EmbeddedValkey:
     """Started with `start`; `url` is what the client connects to."""
 
-    def __init__(self, child: ChildProcess, url: str) -> None:
+    def __init__(self, child: ChildProcess, path: Path) -> None:
         self._child = child
-        self.url = url
+        self._path = path
+        self.url = f"unix://{path}"
 
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> EmbeddedValkey:
         """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room. `fsync`: what is
         written is on the disk before it is acknowledged, instead of within a second or two."""
-        folder, path = _prepare(data_dir)
+        folder = _folder(data_dir)
         with await _claimed(folder) as claim:
+            path = socket_path(folder)
             path.unlink(missing_ok=True)  # of a server that was killed
             child = await ChildProcess.start(
                 "the embedded store (Valkey)",
@@ -72,21 +75,42 @@ class EmbeddedValkey:
             await until_read(child, Reading(path), START_TIMEOUT_S)
         except BaseException:
             await child.stop()
+            _tidy(child, path)
             raise
-        return cls(child, f"unix://{path}")
+        return cls(child, path)
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def log(self) -> Path:
+        return self._child.log
+
+    async def wait(self) -> int:
+        """As `ChildProcess.wait`."""
+        return await self._child.wait()
+
     async def stop(self) -> None:
         await self._child.stop(grace_s=10.0)
+        _tidy(self._child, self._path)
 
 
-def _prepare(data_dir: Path) -> tuple[Path, Path]:
+def _folder(data_dir: Path) -> Path:
     folder = data_dir.resolve() / "store"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder, socket_path(folder)
+    return folder
+
+
+def _tidy(child: ChildProcess, path: Path) -> None:
+    """The folder that `socket_path` may have made goes with the server, unless another one has come to use it."""
+    folder = child.log.parent
+    if path.parent == folder:
+        return
+    with suppress(OSError), (folder / "lock").open("wb") as lock:
+        if _locked(lock):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 async def _claimed(folder: Path) -> BinaryIO:

@@ -20,6 +20,7 @@ MAX_BANS = 64  # every read of an entry that is older than one of them looks thr
 MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
 HASH_DIGITS, SHOWN_DIGITS = 64, 12
 UNREADABLE_S = 86400.0
+UNREADABLE = "unreadable"  # the id of a ban that is not known: it is never told on
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
@@ -152,7 +153,6 @@ class Bans:
     version: int = 0
     in_force: tuple[Ban, ...] = ()
     _latest: float = field(default=float("-inf"))  # no ban covers what was asked for later
-    _own: tuple[Ban, ...] = ()  # made here: they hold also where the store could not be told
 
     def __len__(self) -> int:
         return len(self.in_force)
@@ -161,22 +161,23 @@ class Bans:
         return entry.asked <= self._latest and any(ban.covers(entry, placed) for ban in self.in_force)
 
     def add(self, ban: Ban, now: float) -> None:
-        """One made here, in force from now on; it takes the place of one with its id."""
-        self._own = bounded([*(own for own in self._own if own.id != ban.id), ban], now)
+        """One made here, in force from now on, also where the store cannot be told; it takes the place of one with its
+        id."""
         self._put([*(each for each in self.in_force if each.id != ban.id), ban], now)
 
     def stored(self, bans: Iterable[Ban], now: float) -> tuple[Ban, ...]:
-        """Those that all gateways on a store share -> those of them that are new here."""
+        """Those that all gateways on a store share -> those of them that are new here. What was in force stays so: a
+        store that has lost its last writes has answers again that they removed."""
         known = {ban.id for ban in self.in_force}
         given = tuple(bans)
-        self._put([*(own for own in self._own if own.id not in {ban.id for ban in given}), *given], now)
+        others = {ban.id for ban in given} | {UNREADABLE}
+        self._put([*(each for each in self.in_force if each.id not in others), *given], now)
         self.loaded = True
         return tuple(ban for ban in self.in_force if ban.id not in known)
 
     def expire(self, now: float) -> None:
         """Lets go of those whose entries are all over."""
         if any(ban.until <= now for ban in self.in_force):
-            self._own = bounded(self._own, now)
             self._put(self.in_force, now)
 
     def _put(self, bans: Iterable[Ban], now: float) -> None:
@@ -227,7 +228,7 @@ def decode(data: bytes, now: float) -> Ban:
         conditions = _conditions(fields) if fields["format"] == FORMAT else EVERYTHING
         return Ban(str(fields["id"]), at, until, conditions)
     except (KeyError, TypeError, ValueError, msgpack.UnpackException):
-        return Ban("unreadable", now, now + UNREADABLE_S, EVERYTHING)
+        return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING)
 
 
 def _conditions(fields: Mapping[str, Any]) -> Conditions:

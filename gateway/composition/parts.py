@@ -9,12 +9,13 @@ import secrets
 import ssl
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.adapters.certificate import Certificate, CertificateUnusable
-from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
+from gateway.adapters.kept_valkey import KeptValkey
 from gateway.adapters.redis_batches import RedisBatches
 from gateway.adapters.redis_changes import RedisChanges
 from gateway.adapters.redis_client import CONNECT_S, Access, connect
@@ -80,7 +81,7 @@ class Stores:
     quotas: RedisQuotas
     jobs: RedisJobs
     batches: RedisBatches
-    server: EmbeddedValkey | None
+    server: KeptValkey | None
     changes: RedisChanges | None  # as `leases`
     journal: Journal | None
     spoken: RedisSpoken | None
@@ -116,9 +117,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     server = None
     url, access = config.store.url, access_of(config.store, environ)
     if url == "embedded":
-        server = await EmbeddedValkey.start(
-            config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
-        )
+        server = await KeptValkey.start(config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync)
         url = server.url
     # Whoever may wait for a reply may wait for the connection: an answer that comes first would not be stored.
     client = connect(url, max(CONNECT_S, config.store.timeout), access)
@@ -163,10 +162,11 @@ async def listening(start: Awaitable[T], key: str, address: object) -> T:
 
 
 def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictions:
-    """Within what the configuration says; the index need never evict by itself."""
+    """Within what the configuration says; the index need never evict by itself. Told when an embedded store was
+    started again."""
     store = config.store
     own = int(OF_MEMORY * store.max_memory) if stores.server is not None else None
-    return Evictions(
+    evictions = Evictions(
         stores.front,
         RedisWeights(stores.redis, clock),
         spaces,
@@ -176,6 +176,14 @@ def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Tele
         max_bytes=own if store.max_bytes is None else store.max_bytes,
         alone=stores.server is not None,
     )
+    if stores.server is not None:
+        stores.server.told = partial(_returned, evictions, telemetry)
+    return evictions
+
+
+def _returned(evictions: Evictions, telemetry: Telemetry) -> None:
+    telemetry.store_restarts.add()
+    evictions.returned()
 
 
 def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:

@@ -189,6 +189,9 @@ class Telemetry(Collector):
         self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
         self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.store_restarts = Counter(
+            "nearhit_store_restarts_total", "Embedded stores that ended by themselves and were started again", ()
+        )
         self.store_up = Gauge("nearhit_store_up", "1 if the store answered when it was looked at last", ())
         self.wrong_hit_ratio = Gauge(
             "nearhit_wrong_hit_ratio", "Wrong semantic hits over all requests, from audits; NaN without any", ("route",)

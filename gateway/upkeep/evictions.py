@@ -56,11 +56,12 @@ class Evictions:
         self._max_bytes = max_bytes
         self._alone = alone
         self._cycle = 1
+        self._lives = 1  # of the server
         self._wanted = asyncio.Event()
         self._unfinished: list[tuple[str, str]] = []  # taken out of the ledger, and not yet out of the store
         self.ledger = Ledger()
         self.used = self.ledger.used  # after a hit
-        self.compared = 0  # comparisons that came to their end
+        self.compared = 0  # comparisons that came to their end, with this life of the server
 
     def stored(self, entry: Entry, vector: Vector | None) -> None:
         """To be told once it can be found, in store and index."""
@@ -68,6 +69,13 @@ class Evictions:
         self.ledger.put(entry.fingerprint, size, worth_of(entry), self._cycle)
         if self._over():
             self._wanted.set()
+
+    def returned(self) -> None:
+        """The server was started again: it may lack what was put last, and have what was removed last. It is asked
+        for everything until it has been compared."""
+        self._lives += 1
+        self.compared = 0
+        self._wanted.set()
 
     def lacks(self, fingerprint: str) -> bool:
         """Whether the store is known not to have it. False: it may have it; so it is until the first comparison."""
@@ -88,7 +96,7 @@ class Evictions:
         due, silent = self._clock.monotonic(), False
         while True:
             try:
-                if self._clock.monotonic() >= due:
+                if self.compared == 0 or self._clock.monotonic() >= due:
                     await self.compare()
                     due = self._clock.monotonic() + COMPARE_S
                 await self.evict()
@@ -124,7 +132,7 @@ class Evictions:
     async def compare(self) -> None:
         """Learns what the store holds, and makes the index forget the rest. Raises `StoreUnavailable`."""
         self._cycle += 1
-        cycle = self._cycle
+        cycle, life = self._cycle, self._lives
         async for page in self._store.weights():
             # What was put since the page was read is there by now.
             gone = [each for each in page if each.size == 0 and not self.ledger.known_since(each.fingerprint, cycle)]
@@ -137,16 +145,20 @@ class Evictions:
                 if weight.size and not self.ledger.seen(weight.fingerprint, cycle):
                     self.ledger.put(weight.fingerprint, weight.size, weight.worth, cycle)
             await asyncio.sleep(PAUSE_S)
-        async for some in _in_steps(self.ledger.names()):
-            for name in some:
-                if self.ledger.unseen(name, cycle):
-                    self.ledger.drop(name)
+        await self._drop_unseen(cycle)
         for space in self._spaces.followed:
             async for some in _in_steps(await space.index.fingerprints()):
                 if space not in self._spaces.all:  # another embedding model has followed, it is about to be closed
                     break
                 await _forget(space, [name for name in some if name not in self.ledger])
-        self.compared += 1
+        if life == self._lives:
+            self.compared += 1
+
+    async def _drop_unseen(self, cycle: int) -> None:
+        async for some in _in_steps(self.ledger.names()):
+            for name in some:
+                if self.ledger.unseen(name, cycle):
+                    self.ledger.drop(name)
 
     def _over(self) -> bool:
         ledger = self.ledger

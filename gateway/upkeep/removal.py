@@ -164,6 +164,7 @@ class Removal:
             return False
         durable = await self._store.write_bans(new, dropped)
         self._stored = frozenset(in_force)
+        self._version = None  # looked at anew: a store that is killed now may come back without them, and as it was
         return durable
 
     async def _sweep(self, ban: Ban, outcome: Outcome) -> None:

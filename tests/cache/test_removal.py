@@ -191,6 +191,14 @@ def test_each_change_has_a_version_and_what_is_newer_than_all_bans_costs_one_com
     assert not bans.cover(entry_of(created=NOW + 2, upstream_s=1.0))
 
 
+def test_one_that_could_not_be_read_is_in_force_for_as_long_as_the_store_has_it() -> None:
+    bans = Bans()
+    bans.stored([decode(b"what a later version writes", NOW)], NOW)
+    assert bans.cover(entry_of(created=NOW))
+    bans.stored([], NOW)
+    assert len(bans) == 0
+
+
 def test_what_the_store_could_not_be_told_stays_in_force_here() -> None:
     bans = Bans()
     own, other = ban_of(route="a"), Ban("o", NOW, NOW + 1000, Conditions(route="b"))
@@ -199,5 +207,7 @@ def test_what_the_store_could_not_be_told_stays_in_force_here() -> None:
     assert bans.loaded
     assert {ban.id for ban in bans.in_force} == {"b", "o"}
     assert bans.stored([own, other], NOW) == ()
+    assert bans.stored([], NOW) == (), "a store that was killed has lost them"
+    assert {ban.id for ban in bans.in_force} == {"b", "o"}
     bans.expire(NOW + 1000)
     assert len(bans) == 0

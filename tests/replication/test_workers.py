@@ -40,9 +40,16 @@ class Workers(Process):
 
     @property
     def pids(self) -> list[int]:
+        return self._children(b"gateway")
+
+    @property
+    def stores(self) -> list[int]:
+        return self._children(b"valkey-server")
+
+    def _children(self, program: bytes) -> list[int]:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"gateway" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return [int(child) for child in children if program in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -103,14 +110,14 @@ async def test_the_admin_port_has_the_figures_of_all_workers_together(served: Wo
             await asyncio.sleep(0.1)
 
 
-async def figures(served: Workers) -> float:
-    """Requests of all workers; each tells of its own now and then."""
+async def figures(served: Workers, name: str = "nearhit_requests_total") -> float:
+    """A count of all workers; each tells of its own now and then."""
     async with served.session.get(served.admin_url + "/metrics") as answer:
-        return counted(await answer.text())
+        return counted(await answer.text(), name)
 
 
-def counted(metrics: str) -> float:
-    rows = (line for line in metrics.splitlines() if line.startswith("nearhit_requests_total{"))
+def counted(metrics: str, name: str) -> float:
+    rows = (line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
     return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
 
 
@@ -175,6 +182,36 @@ async def history(served: Workers) -> list[dict[str, Any]]:
     async with served.session.get(served.admin_url + "/admin/policy/history") as answer:
         versions: list[dict[str, Any]] = (await answer.json())["versions"]
         return versions
+
+
+async def test_a_store_that_is_killed_comes_back_for_all_workers_and_what_was_removed_does_not(
+    served: Workers,
+) -> None:
+    await asked_anew(served, "where is the nearest station")
+    await asked_anew(served, "what was never true")
+    await found("where is the nearest station", served, "; hit")
+    await found("what was never true", served, "; hit")
+    log = next((served.data_dir / "store" / "appendonlydir").glob("*.incr.aof"))
+    before = log.stat().st_size
+    purge = {"like": "what was never true", "min_similarity": 0.95}
+    async with served.session.post(served.admin_url + "/admin/cache/purge", json=purge) as answer:
+        assert (await answer.json())["removed"] == 1
+    async with asyncio.timeout(30):  # every worker knows it
+        while any([await removed_is_served(served) for _ in range(12)]):
+            await asyncio.sleep(0.05)
+    (store,) = served.stores
+    os.kill(store, signal.SIGKILL)
+    os.truncate(log, before)  # the removal is lost with it
+    async with asyncio.timeout(30):
+        while store in served.stores or await figures(served, "nearhit_store_restarts_total") != 1:
+            assert not await removed_is_served(served)
+            await asyncio.sleep(0.02)
+    await found("where is the nearest station", served, "; hit")
+    assert not any([await removed_is_served(served) for _ in range(24)])
+
+
+async def removed_is_served(served: Workers) -> bool:
+    return "; hit" in await asked_anew(served, "what was never true", "only-if-cached")
 
 
 async def test_a_policy_that_is_wrong_by_now_leaves_the_old_workers(served: Workers) -> None:

@@ -35,7 +35,9 @@ class StoreFacts:
 def unreachable(where: str, why: str, embedded: bool) -> Finding:
     if embedded:
         return fault(
-            CHECK, f"the embedded store does not answer: {why}", "see store/valkey.log in data_dir, restart the gateway"
+            CHECK,
+            f"the embedded store does not answer: {why}",
+            "the gateway starts it again by itself; if it does not last, see the logs in store of data_dir",
         )
     return fault(
         CHECK,

@@ -19,14 +19,17 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from gateway.adapters.child import death_signal_prefix
-from gateway.adapters.embedded_valkey import EmbeddedValkey
+from gateway.adapters.child import Pauses, death_signal_prefix
+from gateway.adapters.kept_valkey import KeptValkey
 from gateway.commands.workers.note import note_of
-from gateway.composition.hired import VARIABLE, Hired, figures_folder, fold
+from gateway.composition.hired import VARIABLE, Hired, figures_folder, fold, tell
 from gateway.composition.parts import DataDirLock, listening
 from gateway.config import Config
 from gateway.errors import StartFailed
+from gateway.observing.telemetry import Telemetry
 from gateway.written.units import Address
 
 LOG = logging.getLogger("nearhit.workers")
@@ -155,19 +158,17 @@ class Supervisor:
 
     async def _keep(self, number: int) -> None:
         """Starts it again whenever it ends by itself."""
-        delay_s = FIRST_DELAY_S
+        pauses = Pauses(FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S)
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
             await self._fold()
             if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
                 continue
-            if time.monotonic() - worker.begun > STEADY_S:
-                delay_s = FIRST_DELAY_S
+            delay_s = pauses.after(time.monotonic() - worker.begun)
             fields = {"worker": number, "pid": worker.process.pid, "code": code, "again_in_s": delay_s}
             LOG.error("a worker has ended by itself", extra={"fields": fields})
             await asyncio.sleep(delay_s)
-            delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
             if self._workers[number] is worker and not self.stopping:
                 await self._again(number, worker)
 
@@ -249,16 +250,26 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
         (admin,) = await listening(_bound(stack, at.admin, 1), "server.admin", at.admin)
         store = config.store.url
         if store == "embedded":
-            server = await EmbeddedValkey.start(
+            server = await KeptValkey.start(
                 config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
             )
             stack.push_async_callback(server.stop)
+            server.told = partial(_restarted, Telemetry(), figures)
             store = server.url
         command = (sys.executable, "-m", "gateway", *arguments)
         supervisor = Supervisor(Ground(command, environ, config, store, data, admin))
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield supervisor
+
+
+def _restarted(own: Telemetry, figures: Path) -> None:
+    """Counts it where the worker with the admin port looks: `own` are the figures of this process."""
+    own.store_restarts.add()
+    try:
+        tell(figures, own)
+    except OSError as error:
+        LOG.warning("the supervisor's figures cannot be written", extra={"fields": {"error": str(error)}})
 
 
 async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
