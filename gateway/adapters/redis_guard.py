@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
 from gateway.routing.breaker import Breaker, State
 
+LOG = logging.getLogger("nearhit.store")
 # Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
 FAILURES = 5
 COOLDOWN_S = 1.0
@@ -49,6 +51,7 @@ class Guard:
         self._timeout_s = timeout_s
         self._clock = clock
         self._breaker = Breaker(FAILURES, COOLDOWN_S)
+        self._away_since: float | None = None  # as the log has been told
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @property
@@ -145,6 +148,10 @@ class Guard:
         await self._client.aclose()
 
     def _admit(self) -> None:
+        if self._away_since is not None and self._breaker.failures == 0:
+            away_s = round(self._clock.monotonic() - self._away_since, 3)
+            self._away_since = None
+            LOG.warning("the store is back", extra={"fields": {"away_s": away_s}})
         if not self._breaker.allow(self._clock.monotonic()):
             raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
 
@@ -154,8 +161,15 @@ class Guard:
             return StoreUnavailable(f"the store refused: {error}"[:300])
         if isinstance(error, TimeoutError):
             doubt(self._client)
-        self._breaker.failed(self._clock.monotonic())
-        return StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300])
+        failed, now = f"the store failed: {type(error).__name__}: {error}"[:300], self._clock.monotonic()
+        self._breaker.failed(now)
+        if self._away_since is None and self._breaker.failures >= FAILURES:
+            self._away_since = now
+            LOG.warning(
+                "the store is away: until it is back, what is not in memory is a miss",
+                extra={"fields": {"error": failed}},
+            )
+        return StoreUnavailable(failed)
 
 
 async def _run(client: Any, script: Script, words: Sequence[Word]) -> Any:

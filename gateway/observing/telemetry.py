@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from gateway.observing.metrics import Counter, Gauge, Histogram, Labels
 from gateway.observing.replication import ReplicationMetrics
+from gateway.observing.seldom import Seldom
 
 SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
 
@@ -189,6 +190,7 @@ class Telemetry(Collector):
         self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
         self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.store_warnings = Seldom()
         self.store_restarts = Counter(
             "nearhit_store_restarts_total", "Embedded stores that ended by themselves and were started again", ()
         )

@@ -95,7 +95,7 @@ class ExactLookup:
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             request.trace.note = Bypass.STORE
-            LOG.warning("lookup failed", extra={"fields": {**request.named, "error": str(error)}})
+            self._telemetry.store_warnings.warn(LOG, "lookup failed", {**request.named, "error": str(error)})
             return None
 
     async def _refresh(self, request: Request, forward: Handler) -> None:

@@ -74,7 +74,7 @@ class SemanticLookup:
             hit = await self._find(request, call, embedding)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
-            LOG.warning("lookup failed", extra={"fields": {**request.named, "error": str(error)}})
+            self._telemetry.store_warnings.warn(LOG, "lookup failed", {**request.named, "error": str(error)})
             return None
         if hit is None:
             return None

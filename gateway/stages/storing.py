@@ -152,7 +152,7 @@ class Storing:
 
     def _failed(self, request: Request, error: StoreUnavailable) -> None:
         self._telemetry.store_errors.add()
-        LOG.warning("an answer was not stored", extra={"fields": {**request.named, "error": str(error)}})
+        self._telemetry.store_warnings.warn(LOG, "an answer was not stored", {**request.named, "error": str(error)})
 
     def _stored(self, request: Request, entry: Entry) -> None:
         request.trace.stored = entry

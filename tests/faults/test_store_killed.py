@@ -23,6 +23,7 @@ from gateway.adapters.child import ChildFailed, Pauses
 from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading
 from gateway.adapters.kept_valkey import KeptValkey
 from gateway.messages import Entry
+from gateway.observing.seldom import EVERY_S, Seldom
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -226,6 +227,39 @@ async def test_a_stop_while_it_is_started_again_ends_both(
             await looked.wait()
     assert restarts(served) == 0
     assert all(map(gone, started))
+
+
+async def test_the_log_says_once_that_the_store_is_away_and_once_that_it_is_back(
+    embedded: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(message: str) -> list[dict[str, Any]]:
+        return [vars(line)["fields"] for line in caplog.records if line.message.startswith(message)]
+
+    errors = embedded.gateway.parts.telemetry.store_errors
+    with caplog.at_level(logging.INFO, "nearhit"):
+        begun = time.monotonic()
+        os.kill(store_of(embedded).pid, signal.SIGKILL)
+        while errors.total() < 200 and restarts(embedded) == 0:
+            await asyncio.gather(*(embedded.chat(f"question {number}") for number in range(20)))
+        await back(embedded)
+        failed = errors.total()
+        async with asyncio.timeout(30):  # the breaker lets somebody ask
+            while not said("the store is back"):
+                await embedded.chat("hi")
+        took = time.monotonic() - begun
+    assert failed > 20
+    assert len(said("the store is away")) == len(said("the store is back")) == 1
+    lines = said("lookup failed") + said("an answer was not stored")
+    assert 1 <= len(lines) <= 1 + took / EVERY_S
+
+
+def test_what_was_not_said_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    seldom = Seldom(lambda: now)
+    for now in (0.0, 0.1, 0.9, 1.1, 1.2, 2.2, 9.0):
+        seldom.warn(logging.getLogger("nearhit.store"), "lookup failed", {"at": now})
+    fields = [vars(line)["fields"] for line in caplog.records]
+    assert fields == [{"at": 0.0}, {"at": 1.1, "more": 2}, {"at": 2.2, "more": 1}, {"at": 9.0}]
 
 
 def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_life() -> None:
