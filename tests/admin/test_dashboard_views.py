@@ -183,7 +183,7 @@ async def test_what_failed_is_no_longer_said_once_it_works_again(shown: Shown) -
         await expect(alerts).to_have_count(failures)
         for path in paths:
             await shown.page.unroute(f"**{path}")
-        await expect(alerts).to_have_count(0)
+        await expect(alerts).to_have_count(0, timeout=15_000)  # it looks again every five seconds
 
 
 async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> None:

@@ -95,7 +95,7 @@ async def test_faults_are_listed_with_their_lines_and_exit_code_1(nearhit: Nearh
 async def test_what_is_wrong_is_one_sentence_and_an_exit_code(nearhit: Nearhit, file: Path) -> None:
     file.write_text(CHANGED)
     code, _, err = await nearhit("apply", file, "--if-match", "0123456789ab")
-    assert (code, "not 0123456789ab: expected its hash" in err) == (1, True)
+    assert (code, "not '0123456789ab': expected its hash" in err) == (1, True)
     assert (await nearhit("apply", file.parent / "gone.yaml"))[0] == 1
     assert (await nearhit("diff", "99"))[2].startswith("nearhit: no version is '99'")
     assert (await nearhit("diff", "1", "1", "1"))[0] == 2

@@ -56,6 +56,7 @@ async def known(served: Served, pair: tuple[Upstream, ...], clock: FakeClock, ca
     for i in range(calls):
         assert (await served.chat(f"known {i}")).text == "a answers"
     assert len(pair[1].calls) == 0
+    served.gateway.parts.telemetry.hedges.values.clear()  # a busy machine may have begun some, for nothing
     pair[0].answer = None
     pair[0].gate.clear()
 
