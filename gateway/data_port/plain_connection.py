@@ -31,6 +31,7 @@ WAIT_S = 0.05  # clients that send head and body apart, as httpx does, send the 
 CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
 MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
 END = b"\r\n\r\n"
+CLOSES = b"\r\nConnection: close\r\n\r\n"  # a head that ends so
 
 
 class PlainConnection(asyncio.Protocol):
@@ -238,10 +239,12 @@ class PlainConnection(asyncio.Protocol):
             if answer is None:
                 self.resumed(head, body, None)
                 self._cancel()
-        elif answer is None or not self.goes_on:
+        elif answer is None:
             self._recall(head, body, None)
-        else:
+        elif self.goes_on:
             self.relayed(answer)
+        else:  # it was made, and counted, before this was known
+            self.last(answer.replace(END, CLOSES, 1))
 
     @property
     def stays(self) -> bool:

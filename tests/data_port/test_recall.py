@@ -215,6 +215,29 @@ async def test_nothing_is_written_to_a_client_that_leaves_as_the_store_answers(
     assert written == []
 
 
+async def test_a_hit_of_the_store_is_counted_once_when_the_gateway_stops_meanwhile(it: Recalled) -> None:
+    await known_on_the_wire(it)
+    gateway = it.served.gateway
+    server, requests = gateway.stores.server, gateway.parts.telemetry.requests
+    before = requests.values["default", "openai", "exact", "200"]
+    assert server is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        async with connected(it.served.url) as wire:
+            await wire.send(HI)
+            (connection,) = await recalling(it)
+            stopping = asyncio.create_task(gateway.data_port.stop())
+            await until(lambda: not connection.goes_on)
+            os.kill(server.pid, signal.SIGCONT)
+            answered = await wire.rest()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await stopping
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\n") and answered.count(b"detail=exact") == 1
+    assert answered.lower().count(b"\r\nconnection: close\r\n") == 1
+    assert requests.values["default", "openai", "exact", "200"] == before + 1
+
+
 async def known_on_the_wire(it: Recalled) -> None:
     """As `known`, in the very bytes that are sent next."""
     async with connected(it.served.url) as wire:
