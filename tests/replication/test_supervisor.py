@@ -6,13 +6,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from gateway.commands.workers.supervisor import Ground, Supervisor, Worker
+from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
 from gateway.composition import hired
 from gateway.composition.hired import VARIABLE, Colleagues
 from gateway.observing.telemetry import Telemetry
@@ -67,6 +69,26 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(
     before.signal(signal.SIGKILL)
     await until(lambda: worker_of(supervisor) is not before)
     assert failed >= 2
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_less_and_less_often(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the one before it had lived for long."""
+    tried: list[float] = []
+
+    def none_left() -> tuple[int, int]:
+        tried.append(time.monotonic())
+        raise OSError(24, "Too many open files")
+
+    before = worker_of(supervisor)
+    before.begun -= 2 * STEADY_S
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", none_left)
+        before.signal(signal.SIGKILL)
+        await until(lambda: len(tried) == 4)
+    pauses = [later - earlier for earlier, later in pairwise(tried)]
+    assert all(pause > 0.9 * FIRST_DELAY_S * 2**n for n, pause in enumerate(pauses, 1))
 
 
 async def test_a_hand_over_that_cannot_start_a_worker_leaves_the_old_one(

@@ -168,21 +168,24 @@ class Supervisor:
             delay_s = pauses.after(time.monotonic() - worker.begun)
             fields = {"worker": number, "pid": worker.process.pid, "code": code, "again_in_s": delay_s}
             LOG.error("a worker has ended by itself", extra={"fields": fields})
-            await asyncio.sleep(delay_s)
-            if self._workers[number] is worker and not self.stopping:
-                await self._again(number, worker)
+            while True:
+                await asyncio.sleep(delay_s)
+                if self.stopping or self._workers[number] is not worker or await self._again(number, worker):
+                    break
+                delay_s = pauses.after(0.0)
 
-    async def _again(self, number: int, worker: Worker) -> None:
-        """Another one in its place. What a machine has too little of now it may have later: it is tried again."""
+    async def _again(self, number: int, worker: Worker) -> bool:
+        """Whether another one could be started in its place. What a machine has too little of now it may have later."""
         try:
             another = await self._spawn(number)
         except OSError as error:
             LOG.error("a worker cannot be started", extra={"fields": {"worker": number, "error": str(error)}})
-            return
+            return False
         if self._workers[number] is worker:
             self._workers[number] = another
         else:  # a hand-over was faster
             await another.end(GRACE_S)
+        return True
 
     async def _fold(self) -> None:
         try:
