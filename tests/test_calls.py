@@ -14,7 +14,7 @@ MOST = {
     "pass-through miss": (54, 57),
     "unknown path": (45, 46),
     "exact hit, new bytes": (56, 63),
-    "semantic hit (hash)": (58, 67),
+    "semantic hit (hash)": (60, 70),
     "chat miss, stored in the exact cache": (143, 154),
     "chat miss, stored in both caches": (169, 184),
     "live stream, 74 events": (1450, 1570),

@@ -1,32 +1,34 @@
-"""What comes of looking for an answer in memory. Pure values: whoever asked notes it where it belongs."""
+"""What comes of looking for an answer in memory: whoever asked notes it where it belongs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from gateway.cache.freshness import Freshness
 from gateway.cache.served import PlainHit
-from gateway.messages import Embedding, Entry
-from gateway.messages.values import value
+from gateway.messages import Asked, Embedding, Entry, Neighbour
 
 Spans = dict[str, float]
 """Seconds that each step took, in their order."""
 
 
-@value(frozen=True, slots=True)
-class Hit:
-    """A stored answer that may be served. `alike` None: it is the very answer."""
+@dataclass(eq=False, slots=True)
+class Sought:
+    """A call whose answer is looked for, step by step: each adds to what those before it found out, until it is `over`.
+    It is one object for all of them, so that several calls may take each step together (docs/decisions/0051-turns.md).
 
-    entry: Entry
-    freshness: Freshness
-    spans: Spans
-    alike: PlainHit | None = None
+    `hit`: a stored answer may be served; `alike` None: it is the very answer. Else there is none, as far as is known
+    without waiting. `unlike`: the index has nothing near enough, or the route has none; `note`: why no neighbour was
+    looked for, or why the nearest was refused."""
 
-
-@value(frozen=True, slots=True)
-class Missed:
-    """None, as far as is known without waiting. `unlike`: the index has nothing near enough, or the route has none;
-    `note`: why no neighbour was looked for, or why the nearest was refused."""
-
-    spans: Spans
-    embedding: Embedding | None = None
-    unlike: bool = False
-    note: str | None = None
+    asked: Asked
+    over: bool = field(default=False, init=False)
+    spans: Spans = field(default_factory=dict, init=False)
+    embedding: Embedding | None = field(default=None, init=False)
+    unlike: bool = field(default=False, init=False)
+    note: str | None = field(default=None, init=False)
+    hit: bool = field(default=False, init=False)
+    alike: PlainHit | None = field(default=None, init=False)
+    nearest: Neighbour = field(init=False)  # of one that is judged
+    entry: Entry = field(init=False)  # of a hit
+    freshness: Freshness = field(init=False)  # likewise

@@ -22,6 +22,7 @@ from gateway.data_port.misses import Misses
 from gateway.data_port.plain_connection import MAX_BODY, PlainConnection
 from gateway.data_port.service import Service
 from gateway.data_port.straight import Straight
+from gateway.data_port.turns import Turns
 
 
 class Connections(web.Server):
@@ -50,6 +51,7 @@ class Connections(web.Server):
         self.service = service
         self.front = front
         self.lookups = lookups
+        self.turns = Turns(lookups, self._loop)
         self.misses = misses
         self.straight = straight
         self.plans = straight.plans

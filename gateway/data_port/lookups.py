@@ -5,25 +5,21 @@ What is looked at is the stages' own (`gateway.stages.beforehand`), and so is wh
 its head, its model and the policy in force is found out once. Where the stages are to go on they are handed the call as
 it stands, with all that was found out.
 
-Measured, and why: docs/decisions/0046-lookups.md, 0047-semantic-hits.md.
+Measured, and why: docs/decisions/0046-lookups.md, 0047-semantic-hits.md, 0051-turns.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
-
-from aiohttp.helpers import rfc822_formatted_time
 
 from gateway.bodies import AtHand
 from gateway.cache.keys import Frame, frame_of, owner_of
-from gateway.cache.looked import Hit, Missed
 from gateway.data_port.front import Front
 from gateway.data_port.heads import Head
-from gateway.data_port.hit_heads import exact_form, hidden_form, semantic_form
 from gateway.data_port.plans import LOOKED_AT, MAX_NAME, Plan, Plans
 from gateway.data_port.service import Service
+from gateway.data_port.sought import Asking, Came, Known, Outcome
 from gateway.errors import BadRequest
 from gateway.messages import Asked, Call, Request, Verdict
 from gateway.observing.found import Found
@@ -35,54 +31,9 @@ from gateway.observing.trace import Trace
 from gateway.policy.model import Route
 from gateway.ports import Clock
 from gateway.stages.beforehand import Beforehand
-from gateway.stages.from_memory import note
-from gateway.stages.policy import Terms, terms_of
+from gateway.stages.policy import terms_of
 
-MAX_FORMS = 64
-NOT_LOOKED = Missed({})
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """How calls with one head, for one model, are looked up, and what of their hits is always the same. `frame` None:
-    who may share their answers is said in each."""
-
-    terms: Terms
-    beforehand: Beforehand
-    frame: Frame | None
-    exact: Found
-    semantic: Found
-    forms: dict[tuple[str, bool], bytes]  # of heads, by content type and whether the hit is a semantic one
-
-    def form(self, content_type: str, *, semantic: bool) -> bytes:
-        """Raises `ValueError` on a header that would end its line."""
-        headers, route = [("Content-Type", content_type)], self.terms.route
-        if not route.expose_headers:
-            form = hidden_form(headers)
-        elif semantic:
-            form = semantic_form(headers, route.name, self.beforehand.steps)
-        else:
-            form = exact_form(headers, route.name)
-        if len(self.forms) >= MAX_FORMS:  # backends choose the types
-            self.forms.clear()
-        self.forms[content_type, semantic] = form
-        return form
-
-    def answer(self, request_id: bytes, hit: Hit, steps_ms: Sequence[float], near: bytes, body: bytes) -> bytes:
-        """A request's id has no line break. `near`: as `Found.line`. Raises as `form`."""
-        alike, kind = hit.alike, hit.entry.content_type
-        semantic = alike is not None
-        form = self.forms.get((kind, semantic)) or self.form(kind, semantic=semantic)
-        date = rfc822_formatted_time().encode()
-        if not self.terms.route.expose_headers:
-            return form % (request_id, len(body), date, body)
-        freshness = hit.freshness
-        if alike is None:
-            return form % (request_id, freshness.ttl_s, freshness.age_s, steps_ms[0], len(body), date, body)
-        *before, verified_ms = steps_ms
-        return form % (
-            request_id, freshness.age_s, near, *before, alike.similarity, verified_ms, len(body), date, body,
-        )  # fmt: skip
+IN_MS = (1e3).__mul__  # of seconds
 
 
 class Lookups:
@@ -103,109 +54,142 @@ class Lookups:
         self._service = service
         self._on = self._on and not service.fits
 
-    def find(self, plan: Plan, hint: bytes, head: Head, body: bytes, peer: str) -> bytes | Request | None:
-        """The whole answer to a request on a connection that goes on; it is counted and logged. Or the request, with
-        what was found out: the stages are to go on with it. None: they are to begin. `hint`: of its model, empty where
-        there is none."""
+    def came(self, plan: Plan, hint: bytes, head: Head, body: bytes, peer: str, to: Asking) -> Came | None:
+        """A call that is worth a look. None: the stages are to begin. `hint`: of its model, empty where there is
+        none."""
         if head.length > LOOKED_AT or not (self._on and self._plans.lookups) or self._service.full:
             return None
         if plan.dialect is None or plan.bypasses:
             return None
         if hint and plan.known.get(hint, plan) is None:
             return None
-        received = self._clock.monotonic()
+        return Came(plan, head, body, peer, to, self._clock.monotonic())
+
+    def find(self, came: Came) -> Outcome:
+        """What comes of one that is looked up alone."""
+        at = self._read(came)
+        for look in came.looks:
+            at = look(came, at)
+            if came.over:
+                break
+        return self._outcome(came)
+
+    def find_together(self, came: Iterable[Came]) -> None:
+        """Tells each what comes of it. Of those with the same fingerprint one is looked up, and once it is answered or
+        in flight the next: it has to see that."""
+        rest = []
+        for one in came:
+            self._read(one)
+            if one.looks:
+                rest.append(one)
+            else:
+                one.tell(self._outcome(one))
+        while rest:
+            some: dict[str, Came] = {}
+            for one in rest:
+                some.setdefault(one.asked.fingerprint, one)
+            rest = [one for one in rest if some[one.asked.fingerprint] is not one]
+            self._find([*some.values()])
+
+    def _find(self, some: Sequence[Came]) -> None:
+        """One step for all, and then the next: what a step is made of is in the processor's caches from the second
+        call on. Nothing is waited for, so each step begins when the one before has ended."""
+        at, longest = self._clock.monotonic(), max(len(one.looks) for one in some)
+        for place in range(longest):
+            for one in some:
+                if not one.over:
+                    at = one.looks[place](one, at)
+        for one in some:
+            one.tell(self._outcome(one))
+
+    def _read(self, came: Came) -> float:
+        """When it was. What it cannot make out the stages begin with."""
+        plan, head = came.plan, came.head
+        assert plan.dialect is not None
         try:
-            call = plan.dialect.parse(head.path, body, head.headers)
+            call = plan.dialect.parse(head.path, came.body, head.headers)
         except BadRequest:  # the stages say so
-            return None
+            return came.received
         name = call.model.encode("utf-8", "surrogatepass")
-        known = plan.known[name] if name in plan.known else self._found(head, plan, name, call)
+        known = came.known = plan.known[name] if name in plan.known else self._found(head, plan, name, call)
         if known is None:
-            return None
+            return came.received
         scope = fingerprint = ""
         if call.uncached is None:
-            route = known.terms.route
-            frame = known.frame or _frame(route, plan.tenant, call)
+            frame = known.frame or _frame(known.terms.route, plan.tenant, call)
             scope, fingerprint = frame.keys_of(call)
-        asked = Asked(self._ids.of(head.headers), plan.tenant, call, known.terms.directives, scope, fingerprint)
-        found: Hit | Missed = NOT_LOOKED
+        came.asked = Asked(self._ids.of(head.headers), plan.tenant, call, known.terms.directives, scope, fingerprint)
         if fingerprint and not call.stream and call.batch is None:
-            found = known.beforehand.find(asked)
-        if isinstance(found, Hit):
-            if not found.entry.streamed:
-                return self._answered(known, plan, head, body, received, asked, found)
-            found = NOT_LOOKED  # the stages put it together
-        return self._left(known.terms, plan, head, body, peer, received, asked, found)
+            came.looks = known.beforehand.looks
+        return self._clock.monotonic()
 
-    def _answered(
-        self, known: Known, plan: Plan, head: Head, body: bytes, received: float, asked: Asked, hit: Hit
-    ) -> bytes:
-        alike, data = hit.alike, hit.entry.payload[0]
-        steps_ms = [1e3 * seconds for seconds in hit.spans.values()]
-        request_id, near = asked.id.encode(), b"" if alike is None else b"%.4f" % alike.similarity
-        answer = known.answer(request_id, hit, steps_ms, near, data)
+    def _outcome(self, came: Came) -> Outcome:
+        known, alike = came.known, came.alike
+        if known is None:
+            return None
+        if not came.hit or came.entry.streamed:
+            return self._left(came, known)
+        steps_ms = [*map(IN_MS, came.spans.values())]
+        request_id, near = came.asked.id.encode(), b"" if alike is None else b"%.4f" % alike.similarity
+        answer = known.answer(request_id, came, steps_ms, near, came.entry.payload[0])
         self.answered += 1
-        seconds = self._clock.monotonic() - received
+        seconds = self._clock.monotonic() - came.received
         if alike is None:
-            self._observer.found(known.exact, hit, request_id, seconds, steps_ms, near)
-            self._learn(known, plan, head, body, asked, hit)
+            self._observer.found(known.exact, came, request_id, seconds, steps_ms, near)
+            self._learn(came, known)
         else:
-            known.beforehand.served(asked, alike)
-            self._observer.found(known.semantic, hit, request_id, seconds, steps_ms, near)
+            known.beforehand.served(came.asked, alike)
+            self._observer.found(known.semantic, came, request_id, seconds, steps_ms, near)
         return answer
 
-    def _learn(self, known: Known, plan: Plan, head: Head, body: bytes, asked: Asked, hit: Hit) -> None:
+    def _learn(self, came: Came, known: Known) -> None:
         """So that the very same bytes need not be read again."""
-        lifetime, route, entry = known.beforehand.lifetime, known.terms.route, hit.entry
+        plan, head, route = came.plan, came.head, known.terms.route
+        lifetime, entry = known.beforehand.lifetime, came.entry
         if lifetime is None or plan.dialect is None or head.headers.get("cache-control") is not None:
             return
         told = repeated_of(
-            plan.dialect, entry, lifetime, route=route.name, tenant=asked.tenant, path=head.path,
+            plan.dialect, entry, lifetime, route=route.name, tenant=plan.tenant, path=head.path,
             permit=plan.permit, expose_headers=route.expose_headers,
         )  # fmt: skip
-        self._front.remember(head, body, plan.table, told, [("Content-Type", entry.content_type)], entry.payload[0])
+        content = [("Content-Type", entry.content_type)]
+        self._front.remember(head, came.body, plan.table, told, content, entry.payload[0])
 
-    def _left(
-        self,
-        terms: Terms,
-        plan: Plan,
-        head: Head,
-        body: bytes,
-        peer: str,
-        received: float,
-        asked: Asked,
-        found: Missed,
-    ) -> Request:
-        """As `routed`, with what was found out."""
-        route, trace = terms.route, Trace(self._clock)
+    def _left(self, came: Came, known: Known) -> Request:
+        """As `routed`, with what was found out, but for a hit that the stages put together."""
+        plan, head, asked, terms, trace = came.plan, came.head, came.asked, known.terms, Trace(self._clock)
         trace.dialect, trace.tenant, trace.permit = plan.dialect, plan.tenant, plan.permit
-        trace.route, trace.expose_headers = route.name, route.expose_headers
-        trace.spans.update(found.spans)
-        note(trace, found)
-        deadline, ttft_deadline = terms.budget.due(received)
+        trace.route, trace.expose_headers = terms.route.name, terms.route.expose_headers
+        embedding = None
+        if not came.hit:
+            trace.spans.update(came.spans)
+            embedding = trace.embedding = came.embedding
+        if came.note is not None:
+            trace.note = came.note
+        deadline, ttft_deadline = terms.budget.due(came.received)
         return Request(
             id=asked.id,
             method=head.method,
             path=head.path,
             query=head.query,
             headers=head.headers,
-            source=AtHand(body),
-            received=received,
+            source=AtHand(came.body),
+            received=came.received,
             trace=trace,
-            body=body,
+            body=came.body,
             call=asked.call,
-            route=route.name,
+            route=terms.route.name,
             directives=asked.directives,
             scope=asked.scope,
             fingerprint=asked.fingerprint,
-            embedding=found.embedding,
-            unlike=found.unlike,
+            embedding=embedding,
+            unlike=came.unlike,
             deadline=deadline,
             ttft_deadline=ttft_deadline,
             tpot_s=terms.budget.tpot_s,
             priority=terms.priority,
             table=plan.table,
-            peer=peer,
+            peer=came.peer,
         )
 
     def _found(self, head: Head, plan: Plan, name: bytes, call: Call) -> Known | None:

@@ -18,6 +18,7 @@ from gateway.data_port.front import Recall
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
 from gateway.data_port.plans import LOOKED_AT, MODEL
+from gateway.data_port.sought import Came
 from gateway.data_port.staged import request_of, staged
 from gateway.data_port.underway import Underway
 from gateway.messages import Begun, Request
@@ -45,13 +46,12 @@ class PlainConnection(asyncio.Protocol):
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._task: asyncio.Future[Any] | asyncio.Handle | Underway | None = None
+        self._task: asyncio.Future[Any] | asyncio.Handle | Came | Underway | None = None
         self._pieces: list[bytes] = []  # of a request that has not come whole
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
         self._ahead = b""  # what came while a request is answered
-        self._reading = True
-        self._last = False  # what is read or answered now is the last request
+        self._reading, self._last = True, False  # the last request is what is read or answered now
         self._gone: asyncio.Future[None] | None = None
 
     # What the transport tells
@@ -148,8 +148,7 @@ class PlainConnection(asyncio.Protocol):
             if self._pieces:
                 self._came_whole()
             body, at = data[end:over], over
-            if head.closes:
-                self._last = True
+            self._last = self._last or head.closes
             answer = None if self._last or server.leaving else front.answer(head, body)
             if not isinstance(answer, bytes):
                 self._ahead, self._deadline = data[at:], math.inf
@@ -197,30 +196,37 @@ class PlainConnection(asyncio.Protocol):
         if self._task is None and now >= self._deadline:
             (self._transport.close if self._out.writable else self._transport.abort)()
             return
-        at = min(self._deadline, now + self._server.idle_timeout_s)
-        self._timer = self._loop.call_at(at, self._expire)
+        self._timer = self._loop.call_at(min(self._deadline, now + self._server.idle_timeout_s), self._expire)
 
     # Answers
 
     def _recall(self, head: Head, body: bytes, what: Recall | None) -> None:
         """Asks the store for an answer that is known, or the backend, or what lies in memory, or else the stages."""
         server, left = self._server, None
-        asked: asyncio.Future[Any] | Underway | None = None
+        asked: asyncio.Future[Any] | Came | Underway | None = None
         if what is not None and not server.service.full:
             asked = server.front.recall(what, partial(self._recalled, head, body))
         elif not self._last and (plan := server.plans.of(head)) is not None:
-            named = None if plan.dialect is None else MODEL.search(body, 0, LOOKED_AT)
-            hint = b"" if named is None else named[1]
+            hint = b"" if plan.dialect is None or not (named := MODEL.search(body, 0, LOOKED_AT)) else named[1]
             if plan.known.get(hint) is None:  # else it is known to be looked up
                 asked = server.straight.begin(plan, hint, head, body, self)
             if asked is None and not server.leaving:
-                found = server.lookups.find(plan, hint, head, body, self._out.peer)
+                came = server.lookups.came(plan, hint, head, body, self._out.peer, self)
+                found = None if came is None else server.turns.find(came)
                 if isinstance(found, bytes):
                     self._answered(found)
                     return
-                left = found
-                asked = None if left is None else server.misses.begin(head, body, left, self)
+                if isinstance(found, Came):
+                    asked = found
+                elif found is not None:
+                    left, asked = found, server.misses.begin(head, body, found, self)
         self._task = self._loop.create_task(self._answer(head, body, left)) if asked is None else asked
+
+    def left(self, head: Head, body: bytes, request: Request | None) -> None:
+        """Of what was looked up in vain with others, which may have gone before."""
+        misses, full = self._server.misses, self._server.service.full
+        asked = None if request is None or full else misses.begin(head, body, request, self)
+        self._task = self._loop.create_task(self._answer(head, body, request)) if asked is None else asked
 
     def _answered(self, answer: bytes) -> None:
         """What was found at once: what has come behind it waits for its turn, as this may stand within its reading."""
@@ -272,7 +278,6 @@ class PlainConnection(asyncio.Protocol):
 
     async def _answer(self, head: Head, body: bytes, request: Request | None) -> None:
         """`request`: where something of it was found out before."""
-        goes_on = False
         try:
             goes_on = await staged(self, self._server, self._out, head, body, request)
         finally:

@@ -20,7 +20,7 @@ from gateway.policy.model import Policy
 from gateway.routing.budget import HEADERS as BUDGETS
 
 if TYPE_CHECKING:
-    from gateway.data_port.lookups import Known
+    from gateway.data_port.sought import Known
     from gateway.data_port.ways import Way
 
 MAX_PLANS = 2048  # of some kB each; likewise what they know of models, together

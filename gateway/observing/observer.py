@@ -11,7 +11,7 @@ import orjson
 from gateway.cache.directives import NONE
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import provenance_of
-from gateway.cache.looked import Hit
+from gateway.cache.looked import Sought
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
 from gateway.observing.decisions import Decisions
@@ -110,7 +110,7 @@ class Observer:
         self._log(Verdict.BYPASS, what.line, request_id, seconds, upstream_s)
 
     def found(
-        self, what: Found, hit: Hit, request_id: bytes, seconds: float, steps_ms: Sequence[float], near: bytes
+        self, what: Found, hit: Sought, request_id: bytes, seconds: float, steps_ms: Sequence[float], near: bytes
     ) -> None:
         """All that `begin`, `first_byte` and `over` leave of a hit that was found without the stages, where nothing is
         traced or recorded. `seconds`: from its arrival to when its bytes were handed over; `near`: as `Found.line`."""

@@ -4,9 +4,8 @@ task nor the way through it (docs/decisions/0041-from-memory.md)."""
 from __future__ import annotations
 
 from gateway.cache.hits import answer_from
-from gateway.cache.looked import Hit, Missed
+from gateway.cache.looked import Sought
 from gateway.messages import Asked, Request, Response, Verdict
-from gateway.observing.trace import Trace
 from gateway.ports import Clock
 from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.similar import Similar
@@ -31,26 +30,21 @@ class FromMemory:
         if request.embedding is not None or self._similar is None:
             return request
         began = self._clock.monotonic()
-        # Where what else was near is recorded, all are looked at.
-        found = self._similar.find(asked, {}, alone=request.trace.facts is None)
-        request.trace.took(found.spans, began)
-        if isinstance(found, Missed):
-            note(request.trace, found)
-            return request if found.embedding is None else request.embedded(found.embedding, unlike=found.unlike)
-        return self._served(request, self._similar, asked, found)
+        sought = Sought(asked)
+        self._similar.find(sought, alone=request.trace.facts is None)  # where what else was near is recorded, all are
+        request.trace.took(sought.spans, began)
+        if sought.hit:
+            return self._served(request, self._similar, sought)
+        embedding = request.trace.embedding = sought.embedding
+        if sought.note is not None:
+            request.trace.note = sought.note
+        return request if embedding is None else request.embedded(embedding, unlike=sought.unlike)
 
-    def _served(self, request: Request, similar: Similar, asked: Asked, hit: Hit) -> Response:
-        alike, trace = hit.alike, request.trace
+    def _served(self, request: Request, similar: Similar, sought: Sought) -> Response:
+        alike, trace = sought.alike, request.trace
         assert alike is not None
-        similar.served(asked, alike)
+        similar.served(sought.asked, alike)
         trace.embedding = alike.embedding
         trace.judged = alike.judged
         trace.considered = (trace.judged,)
-        return answer_from(request, hit.entry, hit.freshness, Verdict.SEMANTIC, alike.similarity)
-
-
-def note(trace: Trace, missed: Missed) -> None:
-    """What is known of a request that its stages go on with."""
-    trace.embedding = missed.embedding
-    if missed.note is not None:
-        trace.note = missed.note
+        return answer_from(request, sought.entry, sought.freshness, Verdict.SEMANTIC, alike.similarity)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from gateway.cache.control.controls import Controls
 from gateway.cache.freshness import Lifetime, freshness_of
-from gateway.cache.looked import Hit, Missed, Spans
+from gateway.cache.looked import Sought
 from gateway.cache.served import PlainHit
-from gateway.messages import Asked, Embedding, Neighbour, Refusal
+from gateway.messages import Asked, Refusal
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Semantic
 from gateway.ports import Clock, Embedder, NearStore, VectorIndex
@@ -44,56 +44,59 @@ class Similar:
         self._lifetime = lifetime
         self._floor = floor
 
-    def find(self, asked: Asked, spans: Spans, *, alone: bool = True) -> Hit | Missed:
+    def find(self, sought: Sought, *, alone: bool) -> None:
         """As `SemanticLookup.stored`, where no verifier has to be asked, and `alone` the nearest is looked at: under a
-        plain threshold it is the best. What was not found has counted then only if it is known that nothing is near.
-        `spans` are those so far."""
-        now, question = self._clock.monotonic, asked.call.question
-        if question is None:
-            return Missed(spans)
-        began = now()
-        embedding = self._embedder.at_hand(question)
+        plain threshold it is the best. What was not found has counted then only if it is known that nothing is near."""
+        at = self.embed(sought, self._clock.monotonic())
+        if not sought.over:
+            at = self.search(sought, at)
+        if not sought.over and alone:
+            self.judge(sought, at)
+
+    def embed(self, sought: Sought, began: float) -> float:
+        question = sought.asked.call.question
+        embedding = None if question is None else self._embedder.at_hand(question)
         if embedding is None:
-            return Missed(spans)
-        embedded = now()
-        spans["embed"] = embedded - began
-        if embedding.truncated or embedding.unreadable or not asked.scope:
-            return Missed(spans, embedding, note=why_partial(embedding))
-        nearest = self._index.at_hand(asked.scope, embedding.vector)
-        searched = now()
-        spans["search"] = searched - embedded
-        if nearest is None:
-            return Missed(spans, embedding)
-        if not nearest or nearest[0].similarity < self._floor:
-            return self._unlike(spans, embedding, nearest)
-        if self._threshold is None or not alone:
-            return Missed(spans, embedding)
-        hit = self._hit(asked, question, embedding, nearest[0], self._threshold, spans)
-        if hit is None:
-            return Missed(spans, embedding)
-        spans["verify"] = now() - searched
-        return hit
+            sought.over = True
+            return began
+        sought.embedding, embedded = embedding, self._clock.monotonic()
+        sought.spans["embed"] = embedded - began
+        if embedding.truncated or embedding.unreadable or not sought.asked.scope:
+            sought.over, sought.note = True, why_partial(embedding)
+        return embedded
 
-    def _unlike(self, spans: Spans, embedding: Embedding, nearest: list[Neighbour]) -> Missed:
+    def search(self, sought: Sought, began: float) -> float:
+        assert sought.embedding is not None
+        nearest = self._index.at_hand(sought.asked.scope, sought.embedding.vector)
+        searched = self._clock.monotonic()
+        sought.spans["search"] = searched - began
         if not nearest:
-            return Missed(spans, embedding, unlike=True)
-        self._telemetry.refusals.add(self._route, Refusal.SIMILARITY)
-        return Missed(spans, embedding, unlike=True, note=Refusal.SIMILARITY)
+            sought.over, sought.unlike = True, nearest is not None
+        elif nearest[0].similarity < self._floor:
+            sought.over, sought.unlike, sought.note = True, True, Refusal.SIMILARITY
+            self._telemetry.refusals.add(self._route, Refusal.SIMILARITY)
+        else:
+            sought.over, sought.nearest = self._threshold is None, nearest[0]
+        return searched
 
-    def _hit(
-        self, asked: Asked, question: str, embedding: Embedding, nearest: Neighbour, threshold: float, spans: Spans
-    ) -> Hit | None:
-        """The nearest entry's answer, if it lies in memory, is this scope's and fresh, and may be served."""
-        entry = self._store.peek(nearest.fingerprint)
+    def judge(self, sought: Sought, began: float) -> float:
+        """Whether the nearest entry's answer lies in memory, is this scope's and fresh, and may be served."""
+        sought.over = True
+        asked, embedding, nearest, threshold = sought.asked, sought.embedding, sought.nearest, self._threshold
+        entry, question = self._store.peek(nearest.fingerprint), asked.call.question
         if entry is None or entry.scope != asked.scope or entry.question is None:
-            return None
+            return began
         freshness = freshness_of(entry, self._lifetime, asked.directives, self._clock.wall())
+        assert embedding is not None and question is not None and threshold is not None
         if not freshness.fresh or self._memory.counterexamples.refute(asked.scope, question, entry.fingerprint):
-            return None
-        alike = PlainHit(
+            return began
+        sought.alike = PlainHit(
             self._route, entry, question, embedding, nearest.similarity, threshold, self._embedder.fingerprint
         )
-        return Hit(entry, freshness, spans, alike)
+        sought.hit, sought.entry, sought.freshness = True, entry, freshness
+        verified = self._clock.monotonic()
+        sought.spans["verify"] = verified - began
+        return verified
 
     def served(self, asked: Asked, alike: PlainHit) -> None:
         """Counts it, and remembers it for as long as feedback may come."""

@@ -148,6 +148,13 @@ def lookups(it: One) -> Any:
     return it.served.gateway.data_port._lookups
 
 
+def gathering(it: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on calls are looked up at the end of the turn of the event loop that they came with."""
+    turns = it.served.gateway.data_port._connections.turns  # type: ignore[union-attr]
+    turns._patience = 1
+    monkeypatch.setattr("gateway.data_port.turns.ENOUGH", 0)
+
+
 def of_case(number: int, request: bytes) -> bytes:
     """Each case has a tenant of its own: what one stores no other finds."""
     return request.replace(b"Host: g\r\n", b"Host: g\r\nAuthorization: Bearer %d\r\n" % number)
@@ -181,18 +188,30 @@ async def upstream() -> AsyncIterator[Scripted]:
         yield upstream
 
 
+@pytest.fixture(params=[False, True], ids=["at once", "gathered"])
+def gathered(request: pytest.FixtureRequest) -> bool:
+    """How calls are looked up."""
+    return bool(request.param)
+
+
 @pytest.fixture
-async def it(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
+async def it(tmp_path: Path, upstream: Scripted, monkeypatch: pytest.MonkeyPatch, gathered: bool) -> AsyncIterator[One]:
     async with one(tmp_path, upstream, POLICY) as it:
+        if gathered:
+            gathering(it, monkeypatch)
         yield it
 
 
 @pytest.fixture
-async def pair(tmp_path: Path, upstream: Scripted) -> AsyncIterator[tuple[One, One]]:
+async def pair(
+    tmp_path: Path, upstream: Scripted, monkeypatch: pytest.MonkeyPatch, gathered: bool
+) -> AsyncIterator[tuple[One, One]]:
     """The same gateway twice: with lookups by connections, and without."""
     async with AsyncExitStack() as stack:
         both = [await stack.enter_async_context(one(tmp_path / name, upstream, POLICY)) for name in ("on", "off")]
         lookups(both[1])._on = False
+        if gathered:
+            gathering(both[0], monkeypatch)
         yield both[0], both[1]
 
 
