@@ -46,7 +46,7 @@ from tests.data_port.test_straight import (
     said,
     scripted,
 )
-from tests.fixtures.gateways import EXACT_CACHE
+from tests.fixtures.gateways import EXACT_CACHE, aboard
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -292,7 +292,7 @@ async def flying(it: One, upstream: Scripted, request: bytes = chat()) -> asynci
 async def test_a_crowd_makes_one_call(it: One, upstream: Scripted, model: str) -> None:
     first = await flying(it, upstream, chat(model=model))
     others = [asyncio.create_task(said(it.served, chat(model=model, metadata={"n": str(n)}))) for n in range(5)]
-    await until(lambda: it.served.gateway.data_port.inflight == 6)
+    await until(lambda: aboard(it.served) == 6)
     upstream.hold.set()
     assert b"fwd=miss; stored" in await first
     for other in others:
@@ -320,7 +320,7 @@ async def test_who_comes_later_has_the_answer_when_the_first_has_left(it: One, u
         await wire.send(chat())
         await until(lambda: upstream.seen)
         second = asyncio.create_task(said(it.served, chat(metadata={"n": "1"})))
-        await until(lambda: it.served.gateway.data_port.inflight == 2)
+        await until(lambda: aboard(it.served) == 2)
     await until(lambda: it.served.gateway.data_port.inflight == 1)
     upstream.hold.set()
     assert b"fwd=miss; collapsed" in await second
@@ -405,8 +405,7 @@ async def test_who_asks_what_is_being_stored_waits_for_that(
     first = asyncio.create_task(said(it.served, chat()))
     await until(lambda: puts)
     second = asyncio.create_task(said(it.served, chat(metadata={"n": "1"})))
-    await until(lambda: it.served.gateway.data_port.inflight == 2)
-    await asyncio.sleep(0.01)
+    await until(lambda: [each._landing for each in it.served.gateway.parts.flights.values()] != [None])
     puts[0].set_result(None)
     assert b"fwd=miss; stored" in await first
     assert b"fwd=miss; collapsed" in await second
