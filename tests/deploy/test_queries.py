@@ -29,6 +29,7 @@ ABSENT = {
     "nearhit_second_opinions_total": "a score near the learned threshold, which the hash embedder does not give",
     "nearhit_replication_rebuilds_total": "a log of changes that is cut off, which tests/replication has",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",
+    "nearhit_store_restarts_total": "an embedded store that is killed, which tests/faults/test_store_killed.py has",
 }
 FIRED = ("NearhitStoreDown", "NearhitBreakerOpen")
 
