@@ -196,7 +196,9 @@ async def test_a_store_that_is_away_is_told_once_and_once_that_it_is_back(
     running = asyncio.create_task(evictions.run())
     await until(lambda: "the store answers again" in caplog.messages)
     await cancelled(running)
-    assert [said.partition(":")[0] for said in caplog.messages] == [
+    # only what the store says: on a slow machine the watch of the event loop has a line of its own
+    said = [record.message.partition(":")[0] for record in caplog.records if record.name == "nearhit.store"]
+    assert said == [
         "the store does not answer",
         "the store answers again",
     ]
