@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -40,11 +39,11 @@ from tests.data_port.test_straight import (
     Scripted,
     answer,
     chunked,
-    deaf,
     one,
     post,
     said,
     scripted,
+    unreachable_alike,
 )
 from tests.fixtures.gateways import EXACT_CACHE, aboard
 from tests.fixtures.waiting import until
@@ -838,19 +837,7 @@ async def test_who_asks_the_same_in_the_turn_in_which_no_connection_was_to_be_ha
 
 
 async def test_where_no_connection_is_to_be_had_the_stages_say_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        refusing = listener.getsockname()[1]
-    with deaf() as silent:
-        for port, status in ((refusing, b" 502 "), (silent, b" 504 ")):
-            outcomes = []
-            for on in (True, False):
-                section = {"timeouts": {"connect": "0.2s"}}
-                async with one(tmp_path / f"{port}-{on}", Scripted(port), ROUTES, main=section) as it:
-                    misses(it)._on = on
-                    answered = await said(it.served, chat())
-                    assert status in answered.partition(b"\r\n")[0]
-                    await until(lambda it=it: it.books()["load"] == (0, 0, 0, 0))
-                    assert it.served.gateway.parts.flights == {}
-                    asked = it.figures()["backend_requests"]
-                    outcomes.append((answered, it.books(), asked, it.logged()[-1]["reason"]))
-            assert outcomes[0] == outcomes[1]
+    def turned(it: One, on: bool) -> None:
+        misses(it)._on = on
+
+    await unreachable_alike(tmp_path, ROUTES, chat(), turned)

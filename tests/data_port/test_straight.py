@@ -9,7 +9,7 @@ import json
 import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -443,22 +443,40 @@ def deaf() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-async def test_where_there_is_no_connection_the_stages_say_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        refusing = listener.getsockname()[1]
-    with deaf() as silent:
-        for port, status in ((refusing, b" 502 "), (silent, b" 504 ")):
+@contextmanager
+def refusing() -> Iterator[int]:
+    """A port at which connections are refused; nobody else comes to listen there meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+Turned = Callable[[One, bool], None]  # a path of requests past the stages, on or off
+
+
+async def unreachable_alike(folder: Path, policy: str, request: bytes, turned: Turned) -> None:
+    """Where an upstream refuses connections, or takes none, clients and books have the same with and without a path."""
+    with refusing() as refused, deaf() as silent:
+        for port, connect, status in ((refused, "10s", b" 502 "), (silent, "0.2s", b" 504 ")):
             outcomes = []
             for on in (True, False):
-                section = {"timeouts": {"connect": "0.2s"}}
-                async with one(tmp_path / f"{port}-{on}", Scripted(port), main=section) as it:
-                    it.straight._on = on
-                    answered = await said(it.served, HI)
+                section = {"timeouts": {"connect": connect}}
+                async with one(folder / f"{port}-{on}", Scripted(port), policy, main=section) as it:
+                    turned(it, on)
+                    answered = await said(it.served, request)
                     assert status in answered.partition(b"\r\n")[0]
-                    await until(lambda it=it: it.served.gateway.data_port.inflight == 0)
+                    await until(lambda it=it: it.books()["load"] == (0, 0, 0, 0))
+                    assert it.served.gateway.parts.flights == {}
                     asked = it.figures()["backend_requests"]
                     outcomes.append((answered, it.books(), asked, it.logged()[-1]["reason"]))
             assert outcomes[0] == outcomes[1]
+
+
+async def test_where_there_is_no_connection_the_stages_say_so(tmp_path: Path) -> None:
+    def turned(it: One, on: bool) -> None:
+        it.straight._on = on
+
+    await unreachable_alike(tmp_path, POLICY, HI, turned)
 
 
 async def test_a_client_that_leaves_while_a_connection_is_opened(tmp_path: Path) -> None:
