@@ -16,7 +16,18 @@ import pytest
 from gateway.access.key_text import digest_of
 from gateway.policy.load import policy_from_text
 from gateway.upkeep.removal_report import Wanted
-from tests.data_port.test_straight import PARTS, TIMEOUT_S, TRACES, One, Scripted, answer, one, post, said, scripted
+from tests.data_port.test_straight import (
+    PARTS,
+    TIMEOUT_S,
+    TRACES,
+    One,
+    Scripted,
+    answer,
+    one,
+    post,
+    said,
+    upstream_that_says,
+)
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
@@ -181,11 +192,7 @@ async def of_one(it: One, upstream: Scripted, number: int, before: Sequence[byte
     }
 
 
-@pytest.fixture
-async def upstream() -> AsyncIterator[Scripted]:
-    async with scripted() as upstream:
-        upstream.usual = answer(ANSWER, b"Cache-Tag: a")
-        yield upstream
+upstream = upstream_that_says(answer(ANSWER, b"Cache-Tag: a"))
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "gathered"])

@@ -39,11 +39,12 @@ from tests.data_port.test_straight import (
     Scripted,
     answer,
     chunked,
+    gateway_by,
     one,
     post,
     said,
-    scripted,
     unreachable_alike,
+    upstream_that_says,
 )
 from tests.fixtures.gateways import EXACT_CACHE, aboard
 from tests.fixtures.waiting import until
@@ -198,17 +199,8 @@ async def of_one(
     }
 
 
-@pytest.fixture
-async def upstream() -> AsyncIterator[Scripted]:
-    async with scripted() as upstream:
-        upstream.usual = answer(ANSWER)
-        yield upstream
-
-
-@pytest.fixture
-async def it(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
-    async with one(tmp_path, upstream, ROUTES) as it:
-        yield it
+upstream = upstream_that_says(answer(ANSWER))
+it = gateway_by(ROUTES)
 
 
 @pytest.fixture

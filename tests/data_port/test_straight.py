@@ -196,10 +196,33 @@ async def one(folder: Path, upstream: Scripted, policy: str = POLICY, **sections
         yield One(served, log, lines, clock)
 
 
-@pytest.fixture
-async def upstream() -> AsyncIterator[Scripted]:
-    async with scripted() as upstream:
-        yield upstream
+def upstream_that_says(usual: bytes) -> Any:
+    """The fixture of a module's tests."""
+
+    @pytest.fixture(name="upstream")
+    async def fixture() -> AsyncIterator[Scripted]:
+        async with scripted() as upstream:
+            upstream.usual = usual
+            yield upstream
+
+    return fixture
+
+
+def gateway_by(policy: str, *asked: bytes) -> Any:
+    """The fixture of a module's tests: a gateway of which that has been asked."""
+
+    @pytest.fixture(name="it")
+    async def fixture(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
+        async with one(tmp_path, upstream, policy) as it:
+            for request in asked:
+                await said(it.served, request)
+            yield it
+
+    return fixture
+
+
+upstream = upstream_that_says(answer())
+it = gateway_by(POLICY)
 
 
 @pytest.fixture
@@ -496,12 +519,6 @@ async def idle(it: One) -> None:
     await said(it.served, HI)
     await until(lambda: it.books()["load"] == (0, 0, 0, 0))  # who has its answer may be a step ahead of them
     it.straight.relayed = 0
-
-
-@pytest.fixture
-async def it(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
-    async with one(tmp_path, upstream) as it:
-        yield it
 
 
 async def test_a_client_that_leaves_cancels_upstream(it: One, upstream: Scripted) -> None:

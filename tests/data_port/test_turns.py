@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,24 +15,13 @@ from gateway.data_port.plain_connection import PlainConnection
 from gateway.data_port.turns import ENOUGH, EVERY, MOST, PATIENCE
 from gateway.policy.load import policy_from_text
 from tests.data_port.test_lookups import ALIKE, ANSWER, POLICY, UNLIKE, chat, gathering, lookups, new
-from tests.data_port.test_straight import TRACES, One, Scripted, answer, one, said, scripted
+from tests.data_port.test_straight import TRACES, One, Scripted, answer, gateway_by, one, said, upstream_that_says
 from tests.fixtures.gateways import EXACT_CACHE, aboard
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, connected
 
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[Scripted]:
-    async with scripted() as upstream:
-        upstream.usual = answer(ANSWER)
-        yield upstream
-
-
-@pytest.fixture
-async def it(tmp_path: Path, upstream: Scripted) -> AsyncIterator[One]:
-    async with one(tmp_path, upstream, POLICY) as it:
-        await said(it.served, chat())
-        yield it
+upstream = upstream_that_says(answer(ANSWER))
+it = gateway_by(POLICY, chat())
 
 
 @dataclass
