@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,15 @@ async def open_wires(it: One, stack: AsyncExitStack, count: int) -> list[Wire]:
         await wire.send(chat())
         await wire.message()
     return wires
+
+
+@asynccontextmanager
+async def open_wire(it: One) -> AsyncIterator[tuple[Wire, PlainConnection]]:
+    """The only one, and its connection."""
+    async with AsyncExitStack() as stack:
+        (wire,) = await open_wires(it, stack, 1)
+        (connection,) = connections(it)
+        yield wire, connection
 
 
 async def turn(it: One, count: int) -> None:
@@ -211,9 +220,7 @@ async def test_whose_connection_ends_is_told_so_by_the_stages(
     it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathering(it, monkeypatch)
-    async with AsyncExitStack() as stack:
-        (wire,) = await open_wires(it, stack, 1)
-        (connection,) = connections(it)
+    async with open_wire(it) as (wire, connection):
         answered = lookups(it).answered
         connection.data_received(chat(ALIKE))
         connection.finish()
@@ -256,9 +263,7 @@ async def test_what_has_left_memory_since_it_came_is_looked_for(
     it: One, upstream: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathering(it, monkeypatch)
-    async with AsyncExitStack() as stack:
-        (wire,) = await open_wires(it, stack, 1)
-        (connection,) = connections(it)
+    async with open_wire(it) as (wire, connection):
         answered, kept = lookups(it).answered, it.served.gateway.parts.store._kept
         connection.data_received(chat(ALIKE))
         for fingerprint in [*kept.entries]:
