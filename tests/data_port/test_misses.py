@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sized
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from tests.data_port.test_straight import (
 )
 from tests.fixtures.gateways import EXACT_CACHE, aboard
 from tests.fixtures.waiting import until
-from tests.fixtures.wire import connected
+from tests.fixtures.wire import Wire, connected
 
 MORE = """
   - name: picked
@@ -269,6 +269,15 @@ async def settled(it: One) -> None:
     await until(lambda: it.books()["load"] == (0, 0, 0, 0))
 
 
+@asynccontextmanager
+async def asking(it: One, request: bytes, begun: Sized) -> AsyncIterator[Wire]:
+    """A client whose request has come so far that something is in `begun`; it leaves at the end."""
+    async with connected(it.served.url) as wire:
+        await wire.send(request)
+        await until(lambda: begun)
+        yield wire
+
+
 async def flying(it: One, upstream: Scripted, request: bytes = chat()) -> asyncio.Task[bytes]:
     """A miss whose answer is held back."""
     await idle(it)
@@ -307,9 +316,7 @@ async def test_who_comes_later_has_the_answer_when_the_first_has_left(it: One, u
     await idle(it)
     upstream.hold.clear()
     upstream.seen.clear()
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: upstream.seen)
+    async with asking(it, chat(), upstream.seen):
         second = asyncio.create_task(said(it.served, chat(metadata={"n": "1"})))
         await until(lambda: aboard(it.served) == 2)
     await until(lambda: it.served.gateway.data_port.inflight == 1)
@@ -407,9 +414,8 @@ async def test_what_is_being_stored_is_stored_when_its_client_leaves(
     it: One, upstream: Scripted, puts: list[asyncio.Future[Any]]
 ) -> None:
     await idle(it)
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: puts)
+    async with asking(it, chat(), puts):
+        pass
     await until(lambda: it.served.gateway.data_port.inflight == 0)
     assert it.logged()[-1]["status"] == 499
     puts[0].set_result(None)
@@ -502,9 +508,7 @@ async def test_who_leaves_while_the_gateway_stops_is_counted_once(
     it: One, upstream: Scripted, puts: list[asyncio.Future[Any]]
 ) -> None:
     await idle(it)
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: puts)
+    async with asking(it, chat(), puts):
         it.logged()
         stopping = asyncio.create_task(it.served.gateway.data_port.stop())
         await until(lambda: it.served.gateway.data_port._service.draining)
@@ -594,9 +598,7 @@ async def test_what_is_under_way_when_the_gateway_stops_is_answered(
     it: One, upstream: Scripted, puts: list[asyncio.Future[Any]]
 ) -> None:
     await idle(it)
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: puts)
+    async with asking(it, chat(), puts) as wire:
         stopping = asyncio.create_task(it.served.gateway.data_port.stop())
         await until(lambda: it.served.gateway.data_port._service.draining)
         await asyncio.sleep(0)
@@ -763,9 +765,7 @@ async def test_a_crowd_makes_one_call_when_a_connection_is_opened_for_the_first(
 async def test_who_comes_later_has_the_answer_when_the_first_has_left_before_it_was_sent(
     it: One, upstream: Scripted, opening: list[asyncio.Event]
 ) -> None:
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: opening)
+    async with asking(it, chat(), opening):
         second = asyncio.create_task(said(it.served, chat(metadata={"n": "1"})))
         await until(lambda: len(opening) == 2)
     await until(lambda: it.served.gateway.data_port.inflight == 1)
@@ -778,9 +778,8 @@ async def test_who_comes_later_has_the_answer_when_the_first_has_left_before_it_
 async def test_a_client_that_leaves_before_it_was_sent_leaves_nothing_behind(
     it: One, upstream: Scripted, opening: list[asyncio.Event]
 ) -> None:
-    async with connected(it.served.url) as wire:
-        await wire.send(chat())
-        await until(lambda: opening)
+    async with asking(it, chat(), opening):
+        pass
     await until(lambda: it.books()["load"] == (0, 0, 0, 0))
     assert it.logged()[-1]["status"] == 499
     await until(lambda: not it.served.gateway.parts.flights)
@@ -797,9 +796,7 @@ async def test_a_client_that_leaves_before_it_was_sent_leaves_nothing_behind(
 async def test_who_leaves_in_the_turn_in_which_no_connection_was_to_be_had_is_given_up_once(
     it: One, upstream: Scripted, refused: list[asyncio.Event], model: str
 ) -> None:
-    async with connected(it.served.url) as wire:
-        await wire.send(chat(model=model))
-        await until(lambda: refused)
+    async with asking(it, chat(model=model), refused):
         [connection] = it.served.gateway.data_port._connections._plain  # type: ignore[union-attr]
         refused[0].set()
         connection._transport.abort()
@@ -816,9 +813,7 @@ async def test_who_leaves_in_the_turn_in_which_no_connection_was_to_be_had_is_gi
 async def test_who_asks_the_same_in_the_turn_in_which_no_connection_was_to_be_had_has_it_asked_once(
     it: One, upstream: Scripted, refused: list[asyncio.Event]
 ) -> None:
-    async with connected(it.served.url) as wire:
-        await wire.send(chat(model="exact"))
-        await until(lambda: refused)
+    async with asking(it, chat(model="exact"), refused) as wire:
         [fetching] = it.served.gateway.parts.flights.values()
         refused[0].set()
         with pytest.raises(Led):
