@@ -6,7 +6,7 @@ import os
 import signal
 
 from gateway.policy.load import policy_from_text
-from tests.fixtures.gateways import Served
+from tests.fixtures.gateways import Served, store_pid
 
 NARROWER = """
 version: 1
@@ -38,8 +38,6 @@ async def test_a_store_that_does_not_answer_is_down(served: Served) -> None:
     gateway = served.gateway
     await gateway.gauges.sample()
     assert gateway.parts.telemetry.store_up.values == {(): 1.0}
-    server = gateway.stores.server
-    assert server is not None
-    os.kill(server.pid, signal.SIGKILL)
+    os.kill(store_pid(served), signal.SIGKILL)
     await gateway.gauges.sample()
     assert gateway.parts.telemetry.store_up.values == {(): 0.0}

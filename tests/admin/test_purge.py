@@ -25,7 +25,7 @@ from tests.admin.test_admin_port import guarded as guarded
 from tests.cli.test_serve import children_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
-from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of, store_pid
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
@@ -525,9 +525,7 @@ async def test_what_the_store_could_not_be_told_is_in_force_here_and_recorded_la
 
 async def test_a_dead_store_is_a_503_and_what_is_hot_is_not_served_either(served: Served) -> None:
     await served.chat("one", headers={"Cache-Tag": "a"})
-    server = served.gateway.stores.server
-    assert server is not None
-    os.kill(server.pid, 9)
+    os.kill(store_pid(served), 9)
     assert (await purge(served, tags=["a"], dry_run=True)).status == 503
     assert verdict(await served.chat("one")) == "exact", "a dry run changes nothing"
     answer = await purge(served, tags=["a"])

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,11 @@ from gateway.data_port.plain_connection import PlainConnection
 from gateway.policy.load import policy_from_text
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of
-from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, store_pid
+from tests.fixtures.stores import frozen
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
-from tests.fixtures.wire import connected
+from tests.fixtures.wire import Wire, connected
 
 NO_ROOM = "1kB"  # for no entry
 TIMEOUT_S = 5.0
@@ -163,27 +165,18 @@ async def test_another_policy_is_heeded_at_once(it: Recalled) -> None:
 async def test_a_store_that_is_away_is_a_miss(it: Recalled) -> None:
     await it.known()
     await it.hit()
-    server = it.served.gateway.stores.server
-    assert server is not None
-    os.kill(server.pid, signal.SIGKILL)
+    os.kill(store_pid(it.served), signal.SIGKILL)
     await it.not_hit()
 
 
 async def test_a_client_that_leaves_while_the_store_is_asked_is_counted(it: Recalled) -> None:
     await known_on_the_wire(it)
     gateway = it.served.gateway
-    server, requests = gateway.stores.server, gateway.parts.telemetry.requests
-    assert server is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        async with connected(it.served.url) as wire:
-            await wire.send(HI)
-            (connection,) = await recalling(it)
-            wire.writer.transport.abort()
-            await until(lambda: connection not in gateway.data_port._connections._plain)  # type: ignore[union-attr]
+    requests = gateway.parts.telemetry.requests
+    async with waiting_for_the_store(it) as (wire, connection, _):
+        wire.writer.transport.abort()
+        await until(lambda: connection not in gateway.data_port._connections._plain)  # type: ignore[union-attr]
         await until(lambda: requests.values.get(("default", "openai", "miss", "499")) == 1)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     await until(lambda: gateway.data_port.inflight == 0)
     assert it.recalls == [None]
 
@@ -218,20 +211,13 @@ async def test_nothing_is_written_to_a_client_that_leaves_as_the_store_answers(
 async def test_a_hit_of_the_store_is_counted_once_when_the_gateway_stops_meanwhile(it: Recalled) -> None:
     await known_on_the_wire(it)
     gateway = it.served.gateway
-    server, requests = gateway.stores.server, gateway.parts.telemetry.requests
+    requests = gateway.parts.telemetry.requests
     before = requests.values["default", "openai", "exact", "200"]
-    assert server is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        async with connected(it.served.url) as wire:
-            await wire.send(HI)
-            (connection,) = await recalling(it)
-            stopping = asyncio.create_task(gateway.data_port.stop())
-            await until(lambda: not connection.goes_on)
-            os.kill(server.pid, signal.SIGCONT)
-            answered = await wire.rest()
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+    async with waiting_for_the_store(it) as (wire, connection, thaw):
+        stopping = asyncio.create_task(gateway.data_port.stop())
+        await until(lambda: not connection.goes_on)
+        thaw()
+        answered = await wire.rest()
     await stopping
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n") and answered.count(b"detail=exact") == 1
     assert answered.lower().count(b"\r\nconnection: close\r\n") == 1
@@ -251,6 +237,16 @@ async def recalling(it: Recalled) -> list[PlainConnection]:
     plain = it.served.gateway.data_port._connections._plain  # type: ignore[union-attr]
     await until(lambda: any(isinstance(each._task, asyncio.Future) for each in plain))
     return [each for each in plain if isinstance(each._task, asyncio.Future)]
+
+
+@asynccontextmanager
+async def waiting_for_the_store(it: Recalled) -> AsyncIterator[tuple[Wire, PlainConnection, Callable[[], None]]]:
+    """A client, its connection, for which a store is asked that is frozen, and what thaws that."""
+    with frozen(store_pid(it.served)) as thaw:
+        async with connected(it.served.url) as wire:
+            await wire.send(HI)
+            (connection,) = await recalling(it)
+            yield wire, connection, thaw
 
 
 async def test_an_entry_with_room_in_memory_goes_there_again(

@@ -19,8 +19,8 @@ from gateway.routing.breaker import State
 from gateway.upkeep import recovery
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, vector_of
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
-from tests.fixtures.stores import OutsideServer, outside_server
+from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered, store_pid
+from tests.fixtures.stores import OutsideServer, frozen, outside_server
 from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -59,23 +59,6 @@ def is_hit(answer: Answer) -> bool:
 
 def is_miss(answer: Answer) -> bool:
     return answer.status == 200 and answer.cache_status.startswith("nearhit; fwd=miss")
-
-
-def store_pid(served: Served) -> int:
-    server = served.gateway.stores.server
-    assert server is not None
-    return server.pid
-
-
-def frozen(pid: int) -> Any:
-    class Frozen:
-        def __enter__(self) -> None:
-            os.kill(pid, signal.SIGSTOP)
-
-        def __exit__(self, *_: object) -> None:
-            os.kill(pid, signal.SIGCONT)
-
-    return Frozen()
 
 
 async def ready(served: Served) -> dict[str, Any]:
