@@ -7,10 +7,12 @@ from gateway.precedence import Shed
 
 
 class Refused(Exception):
-    """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client."""
+    """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client.
+    `forwarded`: whether it was put to a backend."""
 
     status = 500
     kind = "internal_error"
+    forwarded = False
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -115,6 +117,7 @@ class BackendError(Refused):
 
     status = 502
     kind = "upstream_error"
+    forwarded = True
 
     def __init__(self, message: str, *, retryable: bool = True, status: int = 502, sent: bool = True) -> None:
         super().__init__(message)
@@ -131,6 +134,7 @@ class BackendFull(BackendError):
     """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
 
     kind = "overloaded_error"
+    forwarded = False
 
     def __init__(self, message: str, reason: Shed, retry_after_s: int) -> None:
         theirs = reason is Shed.TENANT_SHARE  # others of less appetite are let in
@@ -146,6 +150,7 @@ class Unfit(BackendError):
     nothing of the backend's health."""
 
     kind = "invalid_request_error"
+    forwarded = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=400, sent=False)
@@ -162,6 +167,7 @@ class RateLimited(BackendError):
     """Every upstream of a backend wants to be left alone for a while."""
 
     kind = "rate_limit_error"
+    forwarded = False
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message, status=429, sent=False)
@@ -170,6 +176,8 @@ class RateLimited(BackendError):
 
 class StaleWanted(BackendError):
     """No backend is predicted to answer within the latency budget, and a stored answer past its time stands by."""
+
+    forwarded = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False, status=504)

@@ -9,13 +9,15 @@ HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
 
 
 def cache_status(provenance: Provenance) -> str:
-    """RFC 9211."""
+    """RFC 9211: `fwd` is said of what went to a backend alone."""
     verdict = provenance.verdict
     if verdict in HITS:
         ttl = f"; ttl={int(provenance.ttl_s)}" if provenance.ttl_s is not None and verdict is Verdict.EXACT else ""
         return f"nearhit; hit; detail={verdict}{ttl}"
     if verdict is Verdict.COALESCED:
         return "nearhit; fwd=miss; collapsed"
+    if not provenance.forwarded:
+        return f"nearhit; detail={provenance.reason}"
     stored = "; stored" if provenance.stored else ""
     if verdict is Verdict.BYPASS:
         return f"nearhit; fwd=bypass; detail={provenance.reason}{stored}"

@@ -20,6 +20,7 @@ from gateway.messages import Bypass, Provenance, Verdict
 from gateway.response_headers import cache_status
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, stream
+from tests.fixtures.waiting import until
 from tests.fixtures.wire import Incomplete, connected
 
 CHAT = "/v1/chat/completions"
@@ -27,7 +28,7 @@ HIDDEN = BOTH_CACHES.replace("    match: {}", "    match: {}\n    expose_headers
 OFF = BOTH_CACHES.replace("{exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%}}", "{exact: off, semantic: off}")
 NEAR_ENOUGH = BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.5")
 # RFC 9211 section 2: this cache's name, then parameters.
-CACHE_STATUS = re.compile(r"nearhit(; (hit|stored|collapsed|fwd=(miss|bypass)|ttl=-?\d+|detail=[a-z-]+))+")
+CACHE_STATUS = re.compile(r"nearhit(; (hit|stored|collapsed|fwd=(miss|bypass)|ttl=-?\d+|detail=[a-z_-]+))+")
 # The Server-Timing grammar of W3C, as far as it is used: metrics with a duration in milliseconds.
 SERVER_TIMING = re.compile(r"[a-z_]+;dur=\d+\.\d( *, *[a-z_]+;dur=\d+\.\d)*")
 OURS = ("Cache-Status", "Age", "Server-Timing", "x-nearhit-route", "x-nearhit-backend", "x-nearhit-similarity")
@@ -68,6 +69,7 @@ async def test_readiness_does_not_hang_on_a_backend_that_does(served: Served, up
         (Provenance(Verdict.MISS), "nearhit; fwd=miss"),
         (Provenance(Verdict.COALESCED), "nearhit; fwd=miss; collapsed"),
         (Provenance(Verdict.BYPASS, reason=Bypass.NO_STORE), "nearhit; fwd=bypass; detail=no-store"),
+        (Provenance(Verdict.MISS, reason="not_cached", forwarded=False), "nearhit; detail=not_cached"),
     ],
 )
 def test_cache_status_says_what_the_contract_says(provenance: Provenance, expected: str) -> None:
@@ -87,6 +89,37 @@ async def test_a_miss_and_a_hit_explain_themselves(served: Served) -> None:
         assert answer.headers["x-nearhit-route"] == "default"
         assert SERVER_TIMING.fullmatch(answer.headers["Server-Timing"]), answer.headers["Server-Timing"]
     assert {"exact", "embed", "search", "upstream"} <= set(re.findall(r"([a-z]+);", miss.headers["Server-Timing"]))
+
+
+async def test_what_was_refused_here_is_not_said_to_be_forwarded(upstream: Upstream, tmp_path: Path) -> None:
+    """RFC 9211 section 2.2: `fwd` says that the request went forward."""
+    async with gateway_of(config(tmp_path, upstream, max_body="1KiB", max_inflight=1)) as served:
+        refused = {
+            400: await served.post(CHAT, b"{}"),
+            413: await served.chat("x" * 2000),
+            504: await served.chat("hi", headers={"Cache-Control": "only-if-cached"}),
+        }
+        upstream.gate.clear()
+        held = asyncio.create_task(served.chat("held"))
+        await until(lambda: len(upstream.calls) == 1)
+        refused[503] = await served.chat("one too many")
+        upstream.gate.set()
+        assert (await held).cache_status == "nearhit; fwd=miss; stored"
+    assert {status: (answer.status, answer.cache_status) for status, answer in refused.items()} == {
+        400: (400, "nearhit; detail=invalid_request_error"),
+        413: (413, "nearhit; detail=request_too_large"),
+        503: (503, "nearhit; detail=overloaded_error"),
+        504: (504, "nearhit; detail=not_cached"),
+    }
+
+
+async def test_what_a_backend_was_tried_for_is_said_to_be_forwarded(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        backend = {"adapter": "openai", "url": f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"}
+        async with gateway_of(config_of(tmp_path, {"main": backend})) as served:
+            answer = await served.chat("hi")
+    assert (answer.status, answer.cache_status) == (502, "nearhit; fwd=miss")
 
 
 async def test_every_kind_of_bypass_is_named(served: Served) -> None:

@@ -104,7 +104,7 @@ class Provenance:
     """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
     verdict: Verdict
-    reason: str | None = None  # a member of Bypass, Refusal or Choice
+    reason: str | None = None  # a member of Bypass, Refusal or Choice, or the kind of an error
     similarity: float | None = None  # in [0, 1], semantic hits
     age_s: float | None = None  # hits: seconds since the answer was made
     ttl_s: float | None = None  # hits: seconds of freshness left
@@ -118,6 +118,7 @@ class Provenance:
     output_tokens: int = 0  # hits: of the stored answer; 0 where it does not tell
     upstream_s: float = 0.0  # hits: how long the stored answer took to come
     beside: tuple[Usage, ...] = ()  # calls that were made for this answer, and are paid for, but are not this answer
+    forwarded: bool = True  # False: the gateway refused the request before it went to a backend
 
     def as_stored(self) -> Provenance:
         return _as_stored(self, True)

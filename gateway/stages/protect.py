@@ -51,4 +51,5 @@ class Protect:
             headers.append(("Retry-After", str(error.retry_after_s)))
         headers += error.headers
         body = Whole(dialect.error(error.kind, error.message))
-        return Response(error.status, tuple(headers), body, Provenance(Verdict.MISS, reason=error.kind))
+        provenance = Provenance(Verdict.MISS, reason=error.kind, forwarded=error.forwarded)
+        return Response(error.status, tuple(headers), body, provenance)
