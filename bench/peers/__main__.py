@@ -78,7 +78,7 @@ def started(peer: Peer, upstream: int, folder: Path) -> Iterator[Place]:
     port = free_port()
     command = peer.command(port, upstream, folder)
     with (folder / f"{peer.name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=os.environ | peer.environ, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=os.environ | peer.environ, stdout=log, stderr=log)
     try:
         until = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < until:

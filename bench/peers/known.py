@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.asked import body
 from bench.protocols import QUESTION
 
-ENVIRONMENTS = Path(".venv-peers")  # made by `make bench-peers`, one folder a peer
+ENVIRONMENTS = Path(".venv-peers").absolute()  # made by `make bench-peers`, one folder a peer
 LITELLM = """
 model_list:
   - model_name: "*"
