@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from gateway.cache.records import RecordInvalid, decode
-from gateway.cache.removal import Bans
+from gateway.cache.removal import LATER, Bans
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Placed, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
@@ -143,11 +143,11 @@ class FrontStore:
         self._keep(entry)
         return entry
 
-    def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
+    def banned(self, entry: Entry, vector: Vector | None = None, asked: float = LATER) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""
         if not self.bans.in_force:
             return False
-        return self.bans.cover(entry, None if vector is None else Placed(vector, self._embedder))
+        return self.bans.cover(entry, None if vector is None else Placed(vector, self._embedder), asked)
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.banned(entry, vector):
@@ -177,11 +177,12 @@ class FrontStore:
         self._kept.drop(fingerprint)
 
     async def sweep(self) -> int:
-        """Lets go of what a ban covers -> how many that were. They are not served anyway: this frees their memory."""
-        swept = 0
+        """Lets go of what a ban covers -> how many that were. They are not served anyway, but for those from before the
+        clock was set back."""
+        swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._kept.entries)):
             found = self._kept.entries.get(name)
-            if found is not None and self.bans.cover(found[0]):
+            if found is not None and self.bans.sweep(found[0], now):
                 self._kept.drop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:

@@ -19,6 +19,7 @@ from gateway.messages import Entry, Placed, Vector
 MAX_BANS = 64  # every read of an entry that is older than one of them looks through them
 MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
 HASH_DIGITS, SHOWN_DIGITS = 64, 12
+NEVER, LATER = float("-inf"), float("inf")
 UNREADABLE_S = 86400.0
 UNREADABLE = "unreadable"  # the id of a ban that is not known: it is never told on
 
@@ -102,9 +103,12 @@ class Ban:
     at: float  # wall clock
     until: float  # wall clock: after which nothing that it covers can be left
     conditions: Conditions
+    made: float = field(default=NEVER, compare=False)  # monotonic clock of the process that made it, and knows it there
 
-    def covers(self, entry: Entry, placed: Placed | None = None) -> bool:
-        return entry.asked <= self.at and self.conditions.hold(entry, placed)
+    def covers(self, entry: Entry, placed: Placed | None = None, asked: float = LATER) -> bool:
+        """`asked`: when its backend was, by the monotonic clock, where that was here: the wall clock may have been set
+        since."""
+        return (entry.asked <= self.at or asked <= self.made) and self.conditions.hold(entry, placed)
 
     def sweeps(self, entry: Entry, placed: Placed | None, now: float) -> bool:
         """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
@@ -112,7 +116,8 @@ class Ban:
         return self.conditions.hold(entry, placed) and (entry.asked <= self.at or entry.created > now)
 
     def includes(self, other: Ban) -> bool:
-        return self.at >= other.at and self.until >= other.until and self.conditions.cover(other.conditions)
+        later = self.at >= other.at and self.made >= other.made and self.until >= other.until
+        return later and self.conditions.cover(other.conditions)
 
 
 def same_tenant(wanted: str, tenant: str) -> bool:
@@ -138,7 +143,8 @@ def bounded(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban
         return tuple(kept)
     old = kept[: len(kept) - limit // 2]
     youngest = old[-1]
-    folded = Ban(f"all-{youngest.id}", youngest.at, max(ban.until for ban in old), EVERYTHING)
+    until, made = max(ban.until for ban in old), max(ban.made for ban in old)
+    folded = Ban(f"all-{youngest.id}", youngest.at, until, EVERYTHING, made)
     return (folded, *kept[len(old) :])
 
 
@@ -152,13 +158,21 @@ class Bans:
     loaded: bool = False
     version: int = 0
     in_force: tuple[Ban, ...] = ()
-    _latest: float = field(default=float("-inf"))  # no ban covers what was asked for later
+    _latest: float = NEVER  # no ban covers what was asked for later
+    _made: float = NEVER  # likewise, by the monotonic clock
 
     def __len__(self) -> int:
         return len(self.in_force)
 
-    def cover(self, entry: Entry, placed: Placed | None = None) -> bool:
-        return entry.asked <= self._latest and any(ban.covers(entry, placed) for ban in self.in_force)
+    def cover(self, entry: Entry, placed: Placed | None = None, asked: float = LATER) -> bool:
+        """`asked`: see `Ban.covers`."""
+        if entry.asked > self._latest and asked > self._made:
+            return False
+        return any(ban.covers(entry, placed, asked) for ban in self.in_force)
+
+    def sweep(self, entry: Entry, now: float) -> bool:
+        """Whether memory is to let go of it, as `Ban.sweeps`."""
+        return self.cover(entry) or any(ban.sweeps(entry, None, now) for ban in self.in_force if entry.created > now)
 
     def add(self, ban: Ban, now: float) -> None:
         """One made here, in force from now on, also where the store cannot be told; it takes the place of one with its
@@ -168,8 +182,8 @@ class Bans:
     def stored(self, bans: Iterable[Ban], now: float) -> tuple[Ban, ...]:
         """Those that all gateways on a store share -> those of them that are new here. What was in force stays so: a
         store that has lost its last writes has answers again that they removed."""
-        known = {ban.id for ban in self.in_force}
-        given = tuple(bans)
+        known = {ban.id: ban.made for ban in self.in_force}
+        given = tuple(replace(ban, made=known.get(ban.id, NEVER)) for ban in bans)
         others = {ban.id for ban in given} | {UNREADABLE}
         self._put([*(each for each in self.in_force if each.id not in others), *given], now)
         self.loaded = True
@@ -183,7 +197,8 @@ class Bans:
     def _put(self, bans: Iterable[Ban], now: float) -> None:
         self.in_force = bounded(bans, now)
         self.version += 1
-        self._latest = max((ban.at for ban in self.in_force), default=float("-inf"))
+        self._latest = max((ban.at for ban in self.in_force), default=NEVER)
+        self._made = max((ban.made for ban in self.in_force), default=NEVER)
 
 
 def with_found(ban: Ban, found: Iterable[str]) -> Ban:

@@ -202,9 +202,10 @@ class NearStore(ResponseStore, Protocol):
     def forget(self, fingerprint: str) -> None:
         """Lets go of what is in process: the store has another one now."""
 
-    def banned(self, entry: Entry, vector: Vector | None = None) -> bool:
-        """Whether a removal covers it; `vector`: its own, where it is known. `get` and `peek` return no such entry:
-        this is for one that has been in hand for a while, or is about to be put."""
+    def banned(self, entry: Entry, vector: Vector | None = None, asked: float = ...) -> bool:
+        """Whether a removal covers it; `vector`: its own, where it is known; `asked`: when its backend was, by the
+        monotonic clock, of one that is fetched here. `get` and `peek` return no such entry: this is for one that has
+        been in hand for a while, or is about to be put."""
 
 
 class VectorIndex(Protocol):

@@ -146,7 +146,7 @@ class Storing:
         return embedding.vector
 
     def _banned(self, entry: Entry, vector: Vector | None) -> bool:
-        banned = self._store.banned(entry, vector)
+        banned = self._store.banned(entry, vector, self._clock.monotonic() - entry.upstream_s)
         self._telemetry.admissions.add(self._route, Admission.PURGED if banned else Admission.STORED)
         return banned
 

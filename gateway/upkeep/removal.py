@@ -135,8 +135,8 @@ class Removal:
             latest = await self._store.latest_expiry()
         except StoreUnavailable:  # the removal holds here all the same
             latest = self._clock.wall() + UNKNOWN_S
-        at = self._clock.wall()
-        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions)
+        at, made = self._clock.wall(), self._clock.monotonic()
+        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made)
 
     async def _enforce(self, ban: Ban) -> None:
         """In this process: in force before anything is waited for."""
@@ -179,6 +179,7 @@ class Removal:
             await self._spaces.forget(names)  # first, as `Evictions` does it
             outcome.removed += await self._store.delete(names)
             for entry in matched:
+                self._front.forget(entry.fingerprint)  # read again since, from before a clock was set back
                 self._telemetry.purged.add(entry.route)
             if near is not None:
                 outcome.late |= set(names) - near.found
