@@ -8,16 +8,18 @@ from gateway.precedence import Shed
 
 class Refused(Exception):
     """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client.
-    `forwarded`: whether it was put to a backend."""
+    `forwarded`: whether it was put to a backend; `param`: where in the body the fault is, such as
+    `messages[1].content`."""
 
     status = 500
     kind = "internal_error"
     forwarded = False
 
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: int | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.param = param
         self.headers: tuple[tuple[str, str], ...] = ()  # beside Retry-After
 
 
@@ -152,8 +154,9 @@ class Unfit(BackendError):
     kind = "invalid_request_error"
     forwarded = False
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, status=400, sent=False)
+        self.param = param
 
 
 class GivenUp(BackendError):

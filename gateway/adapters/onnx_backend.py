@@ -100,14 +100,14 @@ class OnnxBackend(Gated):
         try:
             answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=call.model)
         except BadRequest as refused:  # a dialect may say more than text can
-            raise Unfit(refused.message) from None
+            raise Unfit(refused.message, param=refused.param) from None
         return partial(self._write, request, call, steps, answer)
 
     def _vector_steps(self, model: Vectors, call: Call) -> Steps[Vector]:
         if call.operation != "embeddings":
             raise Unfit(f"backend '{self.name}' embeds texts and writes none")
         if not call.questions:
-            raise Unfit("'input' is missing or of the wrong type: expected a string or an array of strings")
+            raise Unfit("'input' has no text: expected a string or an array of strings", param="input")
         return lambda options: model.vectors(call.questions, options)
 
     def _tensor_steps(self, model: Graph, call: Call) -> Steps[bytes]:
@@ -204,7 +204,7 @@ def _as_openai(call: Call, backend: str) -> dict[str, Any]:
         try:
             body: dict[str, Any] = orjson.loads(translation(call, model=None, created=0).outgoing.body)
         except BadRequest as refused:
-            raise Unfit(refused.message) from None
+            raise Unfit(refused.message, param=refused.param) from None
         return body
     if not call.prompt:
         raise Unfit(f"backend '{backend}' reads text, and the {call.dialect.name} call has none for it")

@@ -198,7 +198,7 @@ class TritonBackend(Gated):
         if self._embedding_model is None:
             raise NotFound(f"backend '{self.name}' has no embedding model")
         if not call.questions:
-            raise BadRequest("'input' is missing or of the wrong type: expected a string or an array of strings")
+            raise BadRequest("'input' has no text: expected a string or an array of strings", param="input")
         model = await self.hosted.describe(self._embedding_model)
         shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")

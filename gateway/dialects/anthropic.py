@@ -13,7 +13,7 @@ import orjson
 
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
-from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Event
@@ -83,7 +83,7 @@ class Anthropic(Conversational):
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         raise BadRequest("Anthropic's protocol has no embeddings")
 
-    def error(self, kind: str, message: str) -> bytes:
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return errors.error(kind, message)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
@@ -109,37 +109,41 @@ def _bytewise(value: str) -> str:
 def _check(body: Mapping[str, Any]) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise wrong("model", "a non-empty string")
+        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
-        raise wrong("stream", "true or false")
+        raise wrong("stream", "true or false", stream)
     check_count(body, "max_tokens", least=0)
     check_temperature(body)  # Anthropic's own models: to 1, theirs to judge
     metadata = body.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
-        raise wrong("metadata", "an object")
-    if not isinstance((metadata or {}).get("user_id"), str | None):
-        raise wrong("metadata.user_id", "a string")
+        raise wrong("metadata", "an object", metadata)
+    if not isinstance(user := (metadata or {}).get("user_id"), str | None):
+        raise wrong("metadata.user_id", "a string", user)
     if (system := body.get("system")) is not None:
         _check_content(system, "system")
-    messages = body.get("messages")
+    messages = body.get("messages", ABSENT)
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", "a non-empty array")
+        raise wrong("messages", "a non-empty array", messages)
     for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise wrong(f"messages[{i}]", "an object with a role")
-        _check_content(message.get("content"), f"messages[{i}].content")
+        if not isinstance(message, dict):
+            raise wrong(f"messages[{i}]", "an object", message)
+        if not isinstance(message.get("role"), str):
+            raise wrong(f"messages[{i}].role", "a string", message.get("role", ABSENT))
+        _check_content(message.get("content", ABSENT), f"messages[{i}].content")
 
 
 def _check_content(content: Any, where: str) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise wrong(where, "a string or an array of blocks")
+        raise wrong(where, "a string or an array of blocks", content)
     for i, block in enumerate(content):
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise wrong(f"{where}[{i}]", "an object with a type")
+        if not isinstance(block, dict):
+            raise wrong(f"{where}[{i}]", "an object", block)
+        if not isinstance(block.get("type"), str):
+            raise wrong(f"{where}[{i}].type", "a string", block.get("type", ABSENT))
         if block["type"] == "text" and not isinstance(block.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string")
+            raise wrong(f"{where}[{i}].text", "a string", block.get("text", ABSENT))
 
 
 def _unmarked(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,23 +57,28 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         return value
 
 
-def wrong(field: str, expected: str) -> BadRequest:
-    """For the fields that the gateway itself relies on; the rest is the backend's to judge."""
-    return BadRequest(f"'{field}' is missing or of the wrong type: expected {expected}")
+ABSENT = object()
+
+
+def wrong(field: str, expected: str, found: object) -> BadRequest:
+    """For the fields that the gateway itself relies on; the rest is the backend's to judge. `found`: what stands there,
+    or `ABSENT`."""
+    said = "missing" if found is ABSENT else _described(found)
+    return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
 
 
 def check_count(body: Mapping[str, Any], field: str, least: int = 1) -> None:
     """Raises `BadRequest` where it is there and no integer, or one below `least`."""
     value = body.get(field)
     if value is not None and not (type(value) is int and value >= least):
-        raise wrong(field, f"an integer of at least {least}")
+        raise wrong(field, f"an integer of at least {least}", value)
 
 
 def check_temperature(body: Mapping[str, Any]) -> None:
     """Raises `BadRequest` where it is there and no number from 0 to 2."""
     value = body.get("temperature")
     if value is not None and not (type(value) in (int, float) and 0 <= value <= 2):
-        raise wrong("temperature", "a number from 0 to 2")
+        raise wrong("temperature", "a number from 0 to 2", value)
 
 
 def written(value: Any, *, canonical: bool = False) -> bytes:
@@ -111,10 +116,19 @@ def _pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(seen) != len(items):
         names = [key for key, _ in items]
         twice = next(key for key in names if names.count(key) > 1)
-        raise BadRequest(f"the key {twice[:100]!r} stands twice in one object")
+        raise BadRequest(f"the key {twice[:100]!r} stands twice in one object", param=twice[:100])
     return seen
 
 
 def _name(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "null")
+
+
+def _described(value: object) -> str:
+    """What texts say stays out of errors."""
+    if isinstance(value, str):
+        return "a string" if value else "an empty string"
+    if isinstance(value, list):
+        return f"an array of {len(value)}" if value else "an empty array"
+    return "an object" if isinstance(value, dict) else orjson.dumps(value).decode()[:40]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.dialects.json_body import parse_numbers, written, wrong
+from gateway.dialects.json_body import ABSENT, parse_numbers, written, wrong
 from gateway.dialects.kserve_tensors import MAX_DIMENSIONS, Tensor, TensorInvalid, checked, from_json, to_json
 from gateway.errors import BadRequest, Malformed
 
@@ -67,7 +67,7 @@ def read_inference(body: bytes, json_length: int | None) -> Inference:
     value, tail = _parts(body, json_length)
     given = value.get("inputs")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_TENSORS:
-        raise wrong("inputs", f"an array of 1 to {MAX_TENSORS} tensors")
+        raise wrong("inputs", f"an array of 1 to {MAX_TENSORS} tensors", value.get("inputs", ABSENT))
     inputs = tuple(_tensors(given, tail, "input"))
     if len({tensor.name for tensor in inputs}) != len(inputs):
         raise BadRequest("two inputs have the same name")

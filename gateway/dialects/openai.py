@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import check_count, check_temperature, read_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
@@ -108,8 +108,8 @@ class OpenAI(Conversational):
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         return answers.embeddings(vectors, model, base64=call.body.get("encoding_format") == "base64")
 
-    def error(self, kind: str, message: str) -> bytes:
-        return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
+        return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """An error object in the stream, and no [DONE]: the SDKs raise APIError on it."""
@@ -158,23 +158,23 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise wrong("model", "a non-empty string")
+        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
     if not SELDOM.isdisjoint(body):
         for field, types, expected in OPTIONAL:
             if (value := body.get(field)) is not None and not isinstance(value, types):
-                raise wrong(field, expected)
+                raise wrong(field, expected, value)
         for field in COUNTS:
             if field in body:
                 check_count(body, field)
     if "temperature" in body:
         check_temperature(body)
     if operation == "chat.completions":
-        _check_messages(body.get("messages"))
+        _check_messages(body.get("messages", ABSENT))
     elif operation == "completions":
         if not isinstance(body.get("prompt"), str | list):
-            raise wrong("prompt", "a string or an array")
+            raise wrong("prompt", "a string or an array", body.get("prompt", ABSENT))
     elif not isinstance(body.get("input"), str | list) or body["input"] == []:
-        raise wrong("input", "a string or an array")
+        raise wrong("input", "a string or a non-empty array", body.get("input", ABSENT))
 
 
 COUNTS = ("max_tokens", "max_completion_tokens", "n")
@@ -188,25 +188,25 @@ SELDOM = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", "a non-empty array")
+        raise wrong("messages", "a non-empty array", messages)
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise wrong(f"messages[{i}]", "an object")
+            raise wrong(f"messages[{i}]", "an object", message)
         if not isinstance(message.get("role"), str):
-            raise wrong(f"messages[{i}].role", "a string")
+            raise wrong(f"messages[{i}].role", "a string", message.get("role", ABSENT))
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"messages[{i}].content")
         elif content is not None and not isinstance(content, str):
-            raise wrong(f"messages[{i}].content", "a string or an array of parts")
+            raise wrong(f"messages[{i}].content", "a string or an array of parts", content)
 
 
 def _check_parts(parts: list[Any], where: str) -> None:
     for i, part in enumerate(parts):
         if not isinstance(part, dict):
-            raise wrong(f"{where}[{i}]", "an object")
+            raise wrong(f"{where}[{i}]", "an object", part)
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string")
+            raise wrong(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
 
 
 def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_responses_answers as answers
-from gateway.dialects.json_body import check_count, check_temperature, parse_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
 from gateway.dialects.openai_responses_events import events_of
 from gateway.dialects.openai_responses_text import ResponsesTextAnswer
 from gateway.dialects.turns import Conversational, divided, transcript
@@ -85,14 +85,16 @@ class OpenAIResponses(Conversational):
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
         for field in ("previous_response_id", "conversation", "prompt"):
             if call.body.get(field) is not None:
-                raise BadRequest(f"a backend that answers in text has nothing stored that '{field}' could name")
+                raise BadRequest(
+                    f"a backend that answers in text has nothing stored that '{field}' could name", param=field
+                )
         return ResponsesTextAnswer(call.body, answers.PREFIX + answer_id, created, model)
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         raise BadRequest("responses have no embeddings")
 
-    def error(self, kind: str, message: str) -> bytes:
-        return orjson.dumps({"error": _error(kind, message)})
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
+        return orjson.dumps({"error": _error(kind, message, param)})
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """What the API reference has (the fields at the top) and what OpenAI sends (`error`): some clients read the
@@ -101,8 +103,8 @@ class OpenAIResponses(Conversational):
         return (Event(orjson.dumps({**said, "error": _error(kind, message)}), "error"),)
 
 
-def _error(kind: str, message: str) -> dict[str, Any]:
-    return {"message": message, "type": kind, "param": None, "code": None}
+def _error(kind: str, message: str, param: str | None = None) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": param, "code": None}
 
 
 def _own(body: Mapping[str, Any]) -> Callable[[bytes], bytes]:
@@ -137,29 +139,29 @@ def _check(body: Mapping[str, Any]) -> None:
     lies there, even a request without a model or an input is complete."""
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
-            raise wrong(field, expected)
+            raise wrong(field, expected, value)
     if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
-        raise wrong("model", "a non-empty string")
+        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
     check_count(body, "max_output_tokens")
     check_temperature(body)
     given = body.get("input")
     for i, item in enumerate(given if isinstance(given, list) else ()):
         if not isinstance(item, dict):
-            raise wrong(f"input[{i}]", "an object")
+            raise wrong(f"input[{i}]", "an object", item)
         if not isinstance(item.get("role"), str | None):
-            raise wrong(f"input[{i}].role", "a string")
+            raise wrong(f"input[{i}].role", "a string", item["role"])
         if _is_message(item):
             _check_content(item.get("content"), f"input[{i}].content")
 
 
 def _check_content(content: Any, where: str) -> None:
     if not isinstance(content, str | list | None):
-        raise wrong(where, "a string or an array of parts")
+        raise wrong(where, "a string or an array of parts", content)
     for i, part in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(part, dict):
-            raise wrong(f"{where}[{i}]", "an object")
+            raise wrong(f"{where}[{i}]", "an object", part)
         if _is_text(part) and not isinstance(part.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string")
+            raise wrong(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:

@@ -64,7 +64,7 @@ class TFServing(Unstreamed):
         complete = any(key in answer for key in FOUND[call.operation])
         return Inspection(Admission.STORED if complete else Admission.MALFORMED, 0, 0)
 
-    def error(self, kind: str, message: str) -> bytes:
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})
 
 

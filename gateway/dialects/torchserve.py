@@ -77,7 +77,7 @@ class TorchServe(Unstreamed):
         form = f"multipart/form-data; boundary={boundary}"
         return Outgoing(target, _form(content, boundary), (("Content-Type", form),))
 
-    def error(self, kind: str, message: str) -> bytes:
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"code": STATUS.get(kind, 503), "type": kind, "message": message})
 
 

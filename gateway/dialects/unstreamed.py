@@ -64,7 +64,7 @@ class Unstreamed:
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         raise BadRequest(f"a backend that answers in text cannot be asked by {self.name}")
 
-    def error(self, kind: str, message: str) -> bytes:
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:

@@ -116,6 +116,7 @@ def again(error: Exception) -> Exception:
     """The same for each of several who wait for it: an exception object carries one traceback."""
     if isinstance(error, BackendError):
         copy = BackendError(error.message, retryable=error.retryable, status=error.status)
-        copy.retry_after_s = error.retry_after_s
+        copy.kind, copy.forwarded = error.kind, error.forwarded
+        copy.retry_after_s, copy.param = error.retry_after_s, error.param
         return copy
     return error if isinstance(error, Refused) else BackendError(f"internal error ({type(error).__name__})")

@@ -54,7 +54,7 @@ def asked_of(body: Mapping[str, Any], max_tokens: int | None, usual: Sampling) -
     `Unfit` on what a plain text model cannot do, and on values of the wrong kind."""
     for field, values in NEUTRAL.items():
         if body.get(field) is not None and body[field] not in values:
-            raise Unfit(f"'{field}' is not supported by the model on this machine, expected it left out")
+            raise Unfit(f"'{field}' is not supported by the model on this machine, expected it left out", param=field)
     chat = "messages" in body
     return Asked(
         messages=tuple(_message(i, message) for i, message in enumerate(body["messages"])) if chat else (),
@@ -70,26 +70,26 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, str]:
     """With its texts joined: what a template is given."""
     content = message.get("content")
     if message.get("tool_calls") or message.get("function_call"):
-        raise Unfit(f"'messages[{index}]' calls a tool, which the model on this machine cannot, expected text")
+        where = f"messages[{index}]"
+        raise Unfit(f"'{where}' calls a tool, which the model on this machine cannot, expected text", param=where)
     if isinstance(content, Sequence) and not isinstance(content, str):
         if any(part.get("type") != "text" for part in content):
-            raise Unfit(
-                f"'messages[{index}].content' has parts that the model on this machine cannot read, expected text"
-            )
+            where = f"messages[{index}].content"
+            raise Unfit(f"'{where}' has parts that the model on this machine cannot read, expected text", param=where)
         content = "\n".join(part["text"] for part in content)
     return {"role": str(message["role"]), "content": content or ""}
 
 
 def _prompt(prompt: Any) -> str:
     if not isinstance(prompt, str):
-        raise Unfit("'prompt' is read as one string by the model on this machine, expected that")
+        raise Unfit("'prompt' is read as one string by the model on this machine, expected that", param="prompt")
     return prompt
 
 
 def _sampling(body: Mapping[str, Any], usual: Sampling) -> Sampling:
     seed = body.get("seed")
     if seed is not None and type(seed) is not int:
-        raise Unfit("'seed' is of the wrong type: expected an integer")
+        raise Unfit("'seed' is of the wrong type: expected an integer", param="seed")
     return Sampling(
         temperature=_number(body, "temperature", usual.temperature, 0.0, 2.0),
         top_p=_number(body, "top_p", usual.top_p, 0.0, 1.0),
@@ -105,7 +105,8 @@ def _number(body: Mapping[str, Any], field: str, usual: float, low: float, high:
     if value is None:
         return usual
     if type(value) not in (int, float) or not low <= value <= high:
-        raise Unfit(f"'{field}' is of the wrong type or out of range: expected a number from {low:g} to {high:g}")
+        said = f"'{field}' is of the wrong type or out of range: expected a number from {low:g} to {high:g}"
+        raise Unfit(said, param=field)
     return float(value)
 
 
@@ -114,7 +115,8 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(_is_stop(stop) for stop in stops):
         raise Unfit(
             f"'stop' is of the wrong type: expected a string or at most {MAX_STOPS} of them, each of 1 to "
-            f"{MAX_STOP_CHARACTERS} characters"
+            f"{MAX_STOP_CHARACTERS} characters",
+            param="stop",
         )
     return tuple(stops)
 
@@ -131,6 +133,7 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
     beside = body.get("top_logprobs") or 0 if chat else wanted
     if type(beside) is not int or not 0 <= beside <= MAX_TOP_LOGPROBS:
         raise Unfit(
-            f"the number of log probabilities is out of range: expected an integer from 0 to {MAX_TOP_LOGPROBS}"
+            f"the number of log probabilities is out of range: expected an integer from 0 to {MAX_TOP_LOGPROBS}",
+            param="top_logprobs" if chat else "logprobs",
         )
     return beside

@@ -81,15 +81,16 @@ def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: It
     """What `POST /v1/jobs` says. Raises `BadRequest`."""
     unknown = sorted(set(fields) - FIELDS)
     if unknown:
-        raise BadRequest(f"{unknown[0][:64]!r} is no field of a job, expected {', '.join(sorted(FIELDS))}")
+        name = unknown[0][:64]
+        raise BadRequest(f"{name!r} is no field of a job, expected {', '.join(sorted(FIELDS))}", param=name)
     target, method = fields.get("path"), fields.get("method", "POST")
     if not isinstance(target, str) or not TARGET.fullmatch(target) or "#" in target:
-        raise BadRequest("'path' is missing or no path: expected one such as /v1/chat/completions")
+        raise BadRequest("'path' is missing or no path: expected one such as /v1/chat/completions", param="path")
     path, _, query = target.partition("?")
     if OWN.fullmatch(path):
-        raise BadRequest(f"'path' {path[:128]} is the gateway's own, expected a model's path")
+        raise BadRequest(f"'path' {path[:128]} is the gateway's own, expected a model's path", param="path")
     if method not in METHODS:
-        raise BadRequest(f"'method' is none that a job may have, expected one of {', '.join(sorted(METHODS))}")
+        raise BadRequest(f"'method': expected one of {', '.join(sorted(METHODS))}", param="method")
     body = b"" if fields.get("body") is None else orjson.dumps(fields["body"])
     key = fields.get("idempotency_key", headers.get("idempotency-key"))
     priority = fields.get("priority", headers.get("x-priority", "normal"))

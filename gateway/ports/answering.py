@@ -207,8 +207,8 @@ class Dialect(Protocol):
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
         """The body that answers a call of operation `embeddings`."""
 
-    def error(self, kind: str, message: str) -> bytes:
-        """An error body in the dialect's own shape."""
+    def error(self, kind: str, message: str, param: str | None = None) -> bytes:
+        """An error body in the dialect's own shape. `param`: as in `Refused`, for those that have a place for it."""
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """What ends a stream that broke after its first byte."""

@@ -73,7 +73,7 @@ class Batches:
     async def _upload(self, request: Request, _: str) -> Response:
         content, filename, purpose = _parts(await request.source.read(), request.headers.get("content-type", ""))
         if purpose != "batch":
-            raise BadRequest("'purpose': expected batch, the only one there is here")
+            raise BadRequest("'purpose': expected batch, the only one there is here", param="purpose")
         count, size = await self._store.held()
         if count >= MAX_FILES or size + len(content) > self._config.max_bytes:
             raise Overloaded("no more files may be kept (jobs.max_bytes)", retry_after_s=60)
@@ -120,11 +120,13 @@ class Batches:
         endpoint, metadata = endpoint_of(said.get("endpoint")), metadata_of(said.get("metadata"))
         window = WINDOWS.get(str(said.get("completion_window")))
         if endpoint is None:
-            raise BadRequest("'endpoint': expected a model's path such as /v1/chat/completions")
+            raise BadRequest("'endpoint': expected a model's path such as /v1/chat/completions", param="endpoint")
         if window is None:
-            raise BadRequest("'completion_window': expected 24h")
+            raise BadRequest("'completion_window': expected 24h", param="completion_window")
         if metadata is None:
-            raise BadRequest("'metadata': expected up to 16 pairs of strings, of 64 and 512 characters at most")
+            raise BadRequest(
+                "'metadata': expected up to 16 pairs of strings, of 64 and 512 characters at most", param="metadata"
+            )
         file = await self._file(request, str(said.get("input_file_id")))
         if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
             raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
@@ -141,7 +143,7 @@ class Batches:
         query = parse_qs(request.query)
         limit, after = query.get("limit", ["20"])[0], query.get("after", [""])[0]
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= MAX_PAGE:
-            raise BadRequest(f"'limit': expected a number from 1 to {MAX_PAGE}")
+            raise BadRequest(f"'limit': expected a number from 1 to {MAX_PAGE}", param="limit")
         names = await self._store.batches(request.tenant)
         if after:
             names = names[names.index(after) + 1 :] if after in names else []

@@ -16,7 +16,7 @@ import orjson
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.served import PlainHit, Served, ServedHits
-from gateway.dialects.json_body import parse_object
+from gateway.dialects.json_body import ABSENT, parse_object, wrong
 from gateway.errors import BadRequest, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.observing.telemetry import Telemetry
@@ -112,7 +112,9 @@ def _heard(body: dict[str, Any]) -> Response:
 def _read(body: dict[str, Any]) -> tuple[str, str]:
     request_id, verdict = body.get("request_id"), body.get("verdict")
     if not isinstance(request_id, str) or not request_id:
-        raise BadRequest("'request_id' is missing or of the wrong type: expected the x-request-id of an answer")
+        raise wrong("request_id", "the x-request-id of an answer", body.get("request_id", ABSENT))
+    if verdict is None:
+        raise wrong("verdict", "'wrong' or 'right'", body.get("verdict", ABSENT))
     if verdict not in ("wrong", "right"):
-        raise BadRequest("'verdict' is missing or of the wrong type: expected 'wrong' or 'right'")
+        raise BadRequest("'verdict': expected 'wrong' or 'right'", param="verdict")
     return request_id, verdict

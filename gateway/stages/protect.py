@@ -50,6 +50,6 @@ class Protect:
         if error.retry_after_s is not None:
             headers.append(("Retry-After", str(error.retry_after_s)))
         headers += error.headers
-        body = Whole(dialect.error(error.kind, error.message))
+        body = Whole(dialect.error(error.kind, error.message, error.param))
         provenance = Provenance(Verdict.MISS, reason=error.kind, forwarded=error.forwarded)
         return Response(error.status, tuple(headers), body, provenance)

@@ -90,10 +90,10 @@ async def test_a_tenant_speaks_of_its_own_answers_alone(loose: Running) -> None:
 @pytest.mark.parametrize(
     ("verdict", "request_id", "sentence"),
     [
-        ("bad", "r", "'verdict' is missing or of the wrong type: expected 'wrong' or 'right'"),
-        (None, "r", "'verdict' is missing"),
-        ("wrong", 7, "'request_id' is missing or of the wrong type"),
-        ("wrong", "", "'request_id' is missing or of the wrong type"),
+        ("bad", "r", "'verdict': expected 'wrong' or 'right'"),
+        (None, "r", "'verdict' is null: expected 'wrong' or 'right'"),
+        ("wrong", 7, "'request_id' is 7: expected the x-request-id of an answer"),
+        ("wrong", "", "'request_id' is an empty string"),
     ],
 )
 async def test_feedback_of_another_form_is_refused(

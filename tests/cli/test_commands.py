@@ -100,7 +100,7 @@ def test_explain_can_be_held_to_an_expectation(home: Path, capsys: pytest.Captur
         ("{", "not valid JSON"),
         ("[]", "expected an object"),
         ('{"path": "/v1/files", "body": {}}', "is passed through, there is nothing to explain"),
-        ('{"model": "m", "messages": []}', "'messages' is missing or of the wrong type: expected a non-empty array"),
+        ('{"model": "m", "messages": []}', "'messages' is an empty array: expected a non-empty array"),
     ],
 )
 def test_explain_says_in_one_sentence_what_is_wrong_with_a_request(

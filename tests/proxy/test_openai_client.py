@@ -248,3 +248,49 @@ async def test_what_the_sdk_does_not_know_reaches_it_all_the_same(
         assert result.choices[0].message.to_dict()["reasoning_content"] == "because"
         assert result.to_dict()["of_the_vendor"] == {"a": 1}
     assert [call.json["top_k"] for call in upstream.calls] == [5]
+
+
+FAULTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "'messages' is an empty array: expected a non-empty array"),
+    (
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "user", "content": 7}]},
+        "messages[1].content",
+        "'messages[1].content' is 7: expected a string or an array of parts",
+    ),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role", "'messages[0].role' is missing: expected a string"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
+        "messages[0].content[0].text",
+        "'messages[0].content[0].text' is null: expected a string",
+    ),
+    ({"temperature": 3}, "temperature", "'temperature' is 3: expected a number from 0 to 2"),
+    ({"max_tokens": "my secret"}, "max_tokens", "'max_tokens' is a string: expected an integer of at least 1"),
+    ({"model": ""}, "model", "'model' is an empty string: expected a non-empty string"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), FAULTS)
+async def test_an_error_names_the_parameter_what_was_expected_and_what_was_found(
+    client: openai.AsyncOpenAI, upstream: Upstream, fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(**{**ASK, **fields})
+    error = raised.value
+    assert (error.param, error.type) == (param, "invalid_request_error")
+    assert error.body == {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert upstream.calls == []
+
+
+async def test_errors_of_responses_and_embeddings_name_the_parameter(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.responses.create(model="m", input=[{"role": 7, "content": "hi"}])  # type: ignore[list-item, misc]
+    assert raised.value.param == "input[0].role"
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.embeddings.create(model="m", input=[])
+    assert raised.value.param == "input"
+
+
+async def test_what_no_parameter_is_at_fault_for_names_none(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(**ASK, extra_headers={"x-latency-budget-ms": "soon"})
+    assert raised.value.param is None
