@@ -107,8 +107,7 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
             await until_signalled()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
-            for task in tasks:
-                await cancelled(task)
+            await cancelled(*tasks)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,11 +10,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from gateway.background import cancelled
 from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
 from gateway.composition import hired
 from gateway.composition.hired import VARIABLE, Colleagues
@@ -105,6 +108,38 @@ async def test_a_hand_over_that_cannot_start_a_worker_leaves_the_old_one(
     assert supervisor.generation == 2, "who waits for the hand-over is told that it is over"
     await supervisor.hand_over()
     assert worker_of(supervisor) is not before
+
+
+def serving_by(supervisor: Supervisor, words: bytes, then: str) -> None:
+    """How workers begin from now on."""
+    program = f"""
+import json, os, signal, sys
+os.write(json.loads(os.environ["{VARIABLE}"])["told"], {words!r})
+{then}
+"""
+    supervisor._ground = replace(supervisor._ground, command=(sys.executable, "-c", program))
+
+
+async def test_a_worker_that_ends_before_it_is_warm_takes_nobodys_place(supervisor: Supervisor) -> None:
+    """As where two of them need more memory than there is."""
+    before = worker_of(supervisor)
+    serving_by(supervisor, b"ready\n", "sys.exit(1)")
+    await supervisor.hand_over()
+    assert worker_of(supervisor) is before
+    assert before.process.returncode is None
+
+
+async def test_a_stop_ends_the_worker_that_a_hand_over_has_begun(supervisor: Supervisor, tmp_path: Path) -> None:
+    """It listens, and may have requests: who waits for the supervisor's end waits for theirs."""
+    note = tmp_path / "pid"
+    text = f"open({str(note)!r}, 'w').write(str(os.getpid()) + '.')"
+    serving_by(supervisor, b"ready\n", f"{text}\nsignal.pause()")
+    handing_over = asyncio.create_task(supervisor.hand_over())
+    await until(lambda: note.exists() and note.read_text().endswith("."))
+    await cancelled(handing_over)
+    await supervisor.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()[:-1]), 0)
 
 
 async def test_what_a_hand_over_has_put_in_place_stays_there(supervisor: Supervisor) -> None:

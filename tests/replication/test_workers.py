@@ -225,6 +225,22 @@ async def test_a_policy_that_is_wrong_by_now_leaves_the_old_workers(served: Work
     await asked_anew(served, "still there")
 
 
+async def test_a_stop_in_the_middle_of_a_hand_over_is_one_as_any_other(tmp_path: Path) -> None:
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "drain_timeout": "5s", "workers": 2}
+    config = write_config(
+        tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}}, server=server, data_dir=str(tmp_path)
+    )
+    async with served_by_process(config) as process:
+        workers = Workers(process.process, process.url, process.admin_url, process.session)
+        before = workers.pids
+        process.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while set(workers.pids) <= set(before):
+                await asyncio.sleep(0.01)
+        process.process.terminate()
+        assert await process.process.wait() == 0
+
+
 async def test_where_no_supervisor_runs_nothing_is_restarted(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="no gateway with workers runs on"):
         restart(tmp_path)

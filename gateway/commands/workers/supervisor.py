@@ -61,6 +61,11 @@ class Worker:
             pass
         return False
 
+    @property
+    def silent(self) -> bool:
+        """It says nothing any more: it has ended, or is about to."""
+        return self._told.at_eof()
+
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -145,16 +150,18 @@ class Supervisor:
             fields = {"worker": number, "error": str(error)}
             LOG.error("a new worker cannot be started, the old one stays", extra={"fields": fields})
             return False
-        if not await worker.says("ready", START_S):
-            LOG.error("a new worker has not come to listen, the old one stays", extra={"fields": {"worker": number}})
-            await worker.end(GRACE_S)
-            return False
-        await worker.says("warm", WARM_S)
-        before, self._workers[number] = self._workers[number], worker
-        leaving = asyncio.create_task(before.end(self._ground.grace_s))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
-        return True
+        ends = worker  # unless it takes the place of the old one
+        try:
+            fault = await _fault_of(worker)
+            if fault is None:
+                ends, self._workers[number] = self._workers[number], worker
+            else:
+                LOG.error(f"{fault}, the old one stays", extra={"fields": {"worker": number}})
+            return fault is None
+        finally:  # also where the supervisor is to stop: it may have requests by now
+            leaving = asyncio.create_task(ends.end(self._ground.grace_s))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
 
     async def _keep(self, number: int) -> None:
         """Starts it again whenever it ends by itself."""
@@ -232,6 +239,15 @@ class Supervisor:
         beside = path.with_suffix(".new")
         beside.write_text(json.dumps(note))
         beside.replace(path)
+
+
+async def _fault_of(worker: Worker) -> str | None:
+    """Why a new one cannot take another's place; None once it can."""
+    if not await worker.says("ready", START_S):
+        return "a new worker has not come to listen"
+    if not await worker.says("warm", WARM_S) and worker.silent:
+        return "a new worker has ended before it was warm"
+    return None
 
 
 @asynccontextmanager
