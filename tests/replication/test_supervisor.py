@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from gateway.background import cancelled
-from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
+from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor
+from gateway.commands.workers.worker import Worker
 from gateway.composition import hired
 from gateway.composition.hired import VARIABLE, Colleagues
 from gateway.observing.telemetry import Telemetry

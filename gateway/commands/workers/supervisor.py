@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pathlib import Path
 from gateway.adapters.child import Pauses, death_signal_prefix
 from gateway.adapters.kept_valkey import KeptValkey
 from gateway.commands.workers.note import note_of
+from gateway.commands.workers.worker import START_S, Worker
 from gateway.composition.hired import VARIABLE, Hired, figures_folder, fold, tell
 from gateway.composition.parts import DataDirLock, listening
 from gateway.config import Config
@@ -34,51 +35,9 @@ from gateway.written.units import Address
 
 LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024
-START_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
-WARM_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that has ended is started again, doubled each time
 STEADY_S = 60.0  # a worker that has lived for so long has not failed at its start
 GRACE_S = 15.0  # beyond the drain, before a worker is killed
-
-
-class Worker:
-    """A process; `told` is what it says of itself."""
-
-    def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
-        self.number = number
-        self.process = process
-        self._told = told
-        self.begun = time.monotonic()
-
-    async def says(self, word: str, within_s: float) -> bool:
-        """Whether it does, before it ends and in time."""
-        try:
-            async with asyncio.timeout(within_s):
-                while line := await self._told.readline():
-                    if line.decode().strip() == word:
-                        return True
-        except TimeoutError:
-            pass
-        return False
-
-    @property
-    def silent(self) -> bool:
-        """It says nothing any more: it has ended, or is about to."""
-        return self._told.at_eof()
-
-    def signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    async def end(self, grace_s: float) -> None:
-        self.signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await self.process.wait()
-        except TimeoutError:
-            LOG.warning("a worker did not end in time and is killed", extra={"fields": {"pid": self.process.pid}})
-            self.signal(signal.SIGKILL)
-            await self.process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +111,7 @@ class Supervisor:
             return False
         ends = worker  # unless it takes the place of the old one
         try:
-            fault = await _fault_of(worker)
+            fault = await worker.fault()
             if fault is None:
                 ends, self._workers[number] = self._workers[number], worker
             else:
@@ -239,15 +198,6 @@ class Supervisor:
         beside = path.with_suffix(".new")
         beside.write_text(json.dumps(note))
         beside.replace(path)
-
-
-async def _fault_of(worker: Worker) -> str | None:
-    """Why a new one cannot take another's place; None once it can."""
-    if not await worker.says("ready", START_S):
-        return "a new worker has not come to listen"
-    if not await worker.says("warm", WARM_S) and worker.silent:
-        return "a new worker has ended before it was warm"
-    return None
 
 
 @asynccontextmanager
