@@ -47,5 +47,9 @@ def answer_headers(
     headers: tuple[tuple[str, str], ...], request_id: str, trace: Trace, provenance: Provenance
 ) -> list[tuple[str, str]]:
     """All end-to-end headers of an answer, those of its backend or entry first."""
-    named = [*headers, ("x-request-id", request_id), ("Server", "nearhit")]
+    named = [*headers, ("x-request-id", request_id)]
+    also = None if trace.dialect is None else trace.dialect.id_header
+    if also is not None and all(name.lower() != also for name, _ in headers):  # a backend's own id goes to its client
+        named.append((also, request_id))
+    named.append(("Server", "nearhit"))
     return named + explaining(provenance, trace) if trace.expose_headers else named

@@ -14,6 +14,7 @@ EXPOSED = ", ".join(
     [
         "Age",
         "Cache-Status",
+        "request-id",
         "Retry-After",
         "Server-Timing",
         "x-nearhit-backend",

@@ -104,9 +104,12 @@ class _Known:
 
     def answer(self, request_id: str, age_s: float, left_s: float, seconds: float, date: bytes, body: bytes) -> bytes:
         """What `answer_headers` and `head_of` make of it. A request's id has no line break."""
+        named, also = request_id.encode(), self.told.dialect.id_header
+        if also is not None:
+            named = b"%b\r\n%b: %b" % (named, also.encode(), named)
         if not self.told.expose_headers:
-            return self.form % (request_id.encode(), self.length, date, body)
-        return self.form % (request_id.encode(), left_s, age_s, 1e3 * seconds, self.length, date, body)
+            return self.form % (named, self.length, date, body)
+        return self.form % (named, left_s, age_s, 1e3 * seconds, self.length, date, body)
 
 
 class Recall(NamedTuple):

@@ -35,6 +35,7 @@ def speaks_anthropic(headers: Mapping[str, str]) -> bool:
 
 class Anthropic(Conversational):
     name = "anthropic"
+    id_header = "request-id"
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and path == MESSAGES

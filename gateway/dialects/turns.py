@@ -18,6 +18,8 @@ from gateway.ports import Formed, Outgoing
 class Conversational(ABC):
     """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
 
+    id_header: str | None = None
+
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         body = call.body if model is None else {**call.body, "model": model}
         return Outgoing(path, orjson.dumps(body))

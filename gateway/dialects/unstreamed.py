@@ -16,6 +16,7 @@ class Unstreamed:
     """The part of a `Dialect` that says: there are no streams here, and no text that could be put into another form."""
 
     name = ""
+    id_header: str | None = None
     path: re.Pattern[str]  # whole: of the requests that are this dialect's
 
     def claims(self, method: str, path: str) -> bool:

@@ -153,6 +153,10 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def id_header(self) -> str | None:
+        """Where its clients look for a request's id; None: in x-request-id, which all answers have."""
+
     def claims(self, method: str, path: str) -> bool:
         """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
 

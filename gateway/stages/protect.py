@@ -50,6 +50,8 @@ class Protect:
         if error.retry_after_s is not None:
             headers.append(("Retry-After", str(error.retry_after_s)))
         headers += error.headers
+        if dialect.id_header is not None:
+            headers.append((dialect.id_header, request.id))
         body = Whole(dialect.error(error.kind, error.message, error.param))
         provenance = Provenance(Verdict.MISS, reason=error.kind, forwarded=error.forwarded)
         return Response(error.status, tuple(headers), body, provenance)

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from tests.fixtures.anthropic_upstream import anthropic as speaking_anthropic
-from tests.fixtures.anthropic_upstream import events_of, message, refusal, stream
+from tests.fixtures.anthropic_upstream import events_of, message, message_to, refusal, stream
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Call, Upstream
 
@@ -343,3 +343,40 @@ async def test_stored_conversations_are_exported_to_train_with(
     async with served.session.get(f"{served.admin_url}/admin/cache/export?format=chat") as response:
         lines = [json.loads(line) for line in (await response.text()).splitlines()]
     assert lines == [{"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]}]
+
+
+async def test_the_sdk_finds_the_id_of_each_answer(
+    client: anthropic.AsyncAnthropic, served: Served, claude: Upstream
+) -> None:
+    """In `request-id`: of a miss, of hits of the stages and in front of them, of streams and errors."""
+    answers = [await client.messages.with_raw_response.create(**ask()) for _ in range(3)]
+    for answer in answers:
+        assert answer.headers.get_list("request-id") == [answer.headers["x-request-id"]]
+        assert (await answer.parse())._request_id == answer.headers["x-request-id"]
+    assert ["fwd" in answer.headers["cache-status"] for answer in answers] == [True, False, False]
+    first, second = [[name for name, _ in answer.headers.multi_items()] for answer in answers[1:]]
+    assert first == second, "nobody can tell but by the time"
+    async with client.messages.stream(**ask()) as events:
+        await events.until_done()
+        assert events.request_id == events.response.headers["x-request-id"]
+    claude.calls.clear()
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        await client.messages.create(**ask(stream="yes"))
+    assert raised.value.request_id == raised.value.response.headers["x-request-id"]
+    assert claude.calls == []
+
+
+async def test_an_id_of_the_upstreams_own_is_the_one_its_client_gets(served: Served, claude: Upstream) -> None:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(message_to(call), headers={"Request-Id": "req_theirs"})
+
+    claude.answer = answer
+    async with client_of(served) as client:
+        miss = await client.messages.with_raw_response.create(**ask())
+        hit = await client.messages.with_raw_response.create(**ask())
+    assert miss.headers.get_list("request-id") == ["req_theirs"]
+    assert hit.headers.get_list("request-id") == [hit.headers["x-request-id"]], "another answer, another id"
+
+
+async def test_openais_clients_are_told_no_other_id(served: Served) -> None:
+    assert "request-id" not in (await served.chat("hi")).headers
