@@ -11,7 +11,8 @@ import msgpack
 
 from gateway.admin.gauges import Gauges
 from gateway.background import run_within
-from gateway.composition.hired import Colleagues, Hired, colleagues_of
+from gateway.composition.colleagues import Colleagues, colleagues_of
+from gateway.composition.hired import Hired
 from gateway.composition.parts import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.composition.hired import FOLDED, Colleagues, fold
+from gateway.composition.colleagues import FOLDED, Colleagues, fold
 from gateway.observing.merged import merge, packed
 from gateway.observing.telemetry import Telemetry
 

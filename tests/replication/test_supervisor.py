@@ -19,8 +19,9 @@ import pytest
 from gateway.background import cancelled
 from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor
 from gateway.commands.workers.worker import Worker
-from gateway.composition import hired
-from gateway.composition.hired import VARIABLE, Colleagues
+from gateway.composition import colleagues
+from gateway.composition.colleagues import Colleagues
+from gateway.composition.hired import VARIABLE
 from gateway.observing.telemetry import Telemetry
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
@@ -156,7 +157,7 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a full disk."""
-    monkeypatch.setattr(hired, "FIGURES_EVERY_S", 0.01)
+    monkeypatch.setattr(colleagues, "FIGURES_EVERY_S", 0.01)
     telemetry, folder, sampled = Telemetry(), tmp_path / "figures", 0
 
     async def sample() -> None:
@@ -171,4 +172,5 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
         there = sampled
         await until(lambda: sampled > there)  # so that write is over
         folder.rename(tmp_path / "gone")
-    assert [record.getMessage() for record in caplog.records] == ["a worker's figures cannot be written"] * 2
+    said = [record.getMessage() for record in caplog.records if record.name == "nearhit.workers"]
+    assert said == ["the figures of this process cannot be written"] * 2

@@ -20,16 +20,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from gateway.adapters.child import Pauses, death_signal_prefix
 from gateway.adapters.kept_valkey import KeptValkey
 from gateway.commands.workers.note import note_of
 from gateway.commands.workers.worker import START_S, Worker
-from gateway.composition.hired import VARIABLE, Hired, figures_folder, fold, tell
+from gateway.composition.colleagues import OwnFigures, figures_folder, fold
+from gateway.composition.hired import VARIABLE, Hired
 from gateway.composition.parts import DataDirLock, listening
 from gateway.config import Config
 from gateway.errors import StartFailed
+from gateway.observing.merged import packed
 from gateway.observing.telemetry import Telemetry
 from gateway.written.units import Address
 
@@ -223,7 +224,7 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
                 config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
             )
             stack.push_async_callback(server.stop)
-            server.told = partial(_restarted, Telemetry(), figures)
+            server.told = partial(_restarted, Telemetry(), OwnFigures(figures))
             store = server.url
         command = (sys.executable, "-m", "gateway", *arguments)
         supervisor = Supervisor(Ground(command, environ, config, store, data, admin))
@@ -232,13 +233,10 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
         yield supervisor
 
 
-def _restarted(own: Telemetry, figures: Path) -> None:
+def _restarted(own: Telemetry, figures: OwnFigures) -> None:
     """Counts it where the worker with the admin port looks: `own` are the figures of this process."""
     own.store_restarts.add()
-    try:
-        tell(figures, own)
-    except OSError as error:
-        LOG.warning("the supervisor's figures cannot be written", extra={"fields": {"error": str(error)}})
+    figures.write(packed(own))
 
 
 async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
