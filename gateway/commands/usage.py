@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from gateway.written.faults import closest
@@ -40,5 +39,5 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r};"
     option = word.partition("=")[0]
-    meant = get_close_matches(option, known, n=1)
-    return f"unknown option {option}" + (f", did you mean {meant[0]}?" if meant else ";")
+    meant = closest(option, known)
+    return f"unknown option {option}" + (f", did you mean {meant}?" if meant else ";")
