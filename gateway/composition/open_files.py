@@ -7,11 +7,12 @@ import resource
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gateway.adapters.redis_guard import MAX_CONNECTIONS
 from gateway.config import Config, OnnxBackendConfig
 
 LOG = logging.getLogger("nearhit")
 SPARE_FILES = 64  # libraries, logs, models, the loop's own
-STORE_FILES = 18  # connections to the store: gateway/adapters/redis_guard.py MAX_CONNECTIONS, one to watch it, the line
+STORE_FILES = MAX_CONNECTIONS + 2  # one to watch it, and the one that commands of requests share
 
 
 @dataclass(frozen=True, slots=True)
