@@ -22,6 +22,7 @@ from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
 from gateway.background import run_within
+from gateway.composition import operations
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import Parts, build_parts, route_chains
 from gateway.composition.dashboard import Dashboard, Observed
@@ -31,14 +32,6 @@ from gateway.composition.hired import Hired, admin_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
-from gateway.composition.operations import (
-    cache_admin_of,
-    following_of,
-    migration_of,
-    recovery_of,
-    removal_of,
-    succession_of,
-)
 from gateway.composition.parts import DataDirLock, Stores, certificates_of, grpc_port_of, listening, open_stores
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS, shape_of_errors
@@ -78,11 +71,11 @@ class Gateway:
         self.config = config
         self.parts = parts
         self.stores = stores
-        self.removal = removal_of(config, parts, stores, lambda: self.policy)
-        self.following = following_of(stores, parts, self.removal)
-        self.recovery = recovery_of(stores, parts.space, parts, self.removal, self.following)
-        self.migration = migration_of(stores, parts)
-        self.succession = succession_of(config, stores, parts, self.migration, self._swapped)
+        self.removal = operations.removal_of(config, parts, stores, lambda: self.policy)
+        self.following = operations.following_of(stores, parts, self.removal)
+        self.recovery = operations.recovery_of(stores, parts.space, parts, self.removal, self.following)
+        self.migration = operations.migration_of(stores, parts)
+        self.succession = operations.succession_of(config, stores, parts, self.migration, self._swapped)
         self._table = self._build(policy)
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
@@ -99,7 +92,12 @@ class Gateway:
         self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
         self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
-        self.admin_port = AdminPort(
+        self.admin_port = self._admin_port(hired)
+        self.data_address = self.admin_address = self.grpc_address = ("", 0)
+
+    def _admin_port(self, hired: Hired | None) -> AdminPort:
+        config, parts = self.config, self.parts
+        return AdminPort(
             config.server.admin,
             self.access.guard,
             self.figures.own,
@@ -113,16 +111,16 @@ class Gateway:
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
-                *cache_admin_of(config, parts, self.removal).routes(),
+                *operations.cache_admin_of(config, parts, self.removal).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
                 *policy_admin_of(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
-        self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
     def _beside(self) -> int:
+        """Requests that are being answered at the gRPC port."""
         return self.grpc_port.inflight if self.grpc_port else 0
 
     @property
@@ -162,7 +160,7 @@ class Gateway:
                 Observe(self._observer),  # outermost: sees every outcome
                 Protect(  # errors become responses here, so nothing but `Observe` may stand outside
                     telemetry,
-                    inflight=lambda: self.data_port.inflight + (self.grpc_port.inflight if self.grpc_port else 0),
+                    inflight=lambda: self.data_port.inflight + self._beside(),
                     max_inflight=self.config.server.max_inflight,
                     shape=shape_of_errors,
                 ),
@@ -199,7 +197,6 @@ class Gateway:
 
     def describe(self) -> dict[str, Any]:
         """What the dashboard says beside the figures."""
-        now = self.parts.clock.monotonic()
         return {
             "listen": "{}://{}:{}".format(self.config.server.scheme, *self.data_address),
             "policy": {
@@ -209,7 +206,7 @@ class Gateway:
             },
             "quality": self.quality.shown(),
             "routing": self.routing.shown(),
-            "backends": shown(self.parts.pools, now),
+            "backends": shown(self.parts.pools, self.parts.clock.monotonic()),
             "store_breaker": State(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
             "loop": self.parts.loop_watch.shown(),
@@ -266,25 +263,36 @@ async def running(
         share_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
         await gateway.removal.refresh()  # before anything of the store is served
         await gateway.access.begin(stack)
-        jobs = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
-        jobs += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
-        gateway.figures.begin(stack, hired)
-        gateway.dashboard.begin(stack, gateway.gauges.sample)
-        for job in [*jobs, *(work() for work in gateway.jobs.work)]:
-            run_within(stack, job)
-        if hired is None or hired.admin is not None:
-            gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", config.server.admin)
-            stack.push_async_callback(gateway.admin_port.stop)
-        stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
-        gateway.parts.loop_watch.begin(stack)
-        serving = gateway.data_port.start(gateway.handler())
-        gateway.data_address = await listening(serving, "server.listen", config.server.listen)
-        stack.push_async_callback(gateway.data_port.stop)
-        if gateway.grpc_port is not None and config.server.grpc is not None:
-            stack.push_async_callback(gateway.grpc_port.stop)
-            started = gateway.grpc_port.start(gateway.handler())
-            gateway.grpc_address = await listening(started, "server.grpc", config.server.grpc)
+        _begin_work(gateway, stack, hired)
+        await _open_ports(gateway, stack, hired)
         yield gateway
+
+
+def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) -> None:
+    """What runs beside requests."""
+    work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
+    work += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
+    gateway.figures.begin(stack, hired)
+    gateway.dashboard.begin(stack, gateway.gauges.sample)
+    for job in [*work, *(run() for run in gateway.jobs.work)]:
+        run_within(stack, job)
+
+
+async def _open_ports(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) -> None:
+    """The one that operators look at first, those of clients once all is there. Raises `StartFailed`."""
+    server, grpc_port = gateway.config.server, gateway.grpc_port
+    if hired is None or hired.admin is not None:
+        gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", server.admin)
+        stack.push_async_callback(gateway.admin_port.stop)
+    stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
+    gateway.parts.loop_watch.begin(stack)
+    serving = gateway.data_port.start(gateway.handler())
+    gateway.data_address = await listening(serving, "server.listen", server.listen)
+    stack.push_async_callback(gateway.data_port.stop)
+    if grpc_port is not None and server.grpc is not None:
+        stack.push_async_callback(grpc_port.stop)
+        started = grpc_port.start(gateway.handler())
+        gateway.grpc_address = await listening(started, "server.grpc", server.grpc)
 
 
 async def _nowhere(request: Request) -> Response:
