@@ -24,7 +24,7 @@ from gateway.admin.stats import Stats
 from gateway.background import run_within
 from gateway.composition import operations
 from gateway.composition.access_parts import Access
-from gateway.composition.chains import Parts, build_parts, route_chains
+from gateway.composition.chains import route_chains
 from gateway.composition.dashboard import Dashboard, Observed
 from gateway.composition.data_side import data_port_of
 from gateway.composition.fleet_figures import figures_of
@@ -33,6 +33,7 @@ from gateway.composition.job_parts import build_jobs
 from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
 from gateway.composition.parts import DataDirLock, Stores, certificates_of, grpc_port_of, listening, open_stores
+from gateway.composition.shared_parts import Parts, build_parts
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS, shape_of_errors
 from gateway.errors import NotFound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gateway.backends.direct import Direct, direct_to
 from gateway.backends.direct_call import DirectCall
@@ -15,15 +14,13 @@ from gateway.calling.checks import Checks
 from gateway.calling.deciding import Deciding
 from gateway.calling.grader import Grader
 from gateway.calling.trials import Trials
+from gateway.composition.shared_parts import Parts
 from gateway.messages import Bypass, Choice, Provenance, Request, Verdict
 from gateway.policy.model import Route
 from gateway.routing.choice import Decision
 from gateway.stages.admit import Admit
 from gateway.stages.dispatch import Ask, Dispatch, Seen, Sole
 from gateway.stages.fetch import Fetch
-
-if TYPE_CHECKING:
-    from gateway.composition.chains import Parts
 
 
 def dispatch_of(route: Route, parts: Parts, bypass: Bypass | None = None) -> Dispatch:
@@ -40,8 +37,7 @@ def _sole(route: Route, pool: Pool, parts: Parts) -> Sole:
 
 def direct_of(route: Route, parts: Parts) -> Direct | None:
     """Where no stage of the route has anything to do with most requests: see `gateway.data_port.straight`."""
-    caching = route.exact_ttl_s is not None or route.semantic is not None
-    return _direct(route, parts, calls=not caching and route.record is None)
+    return _direct(route, parts, calls=not route.caches and route.record is None)
 
 
 def fetch_of(route: Route, parts: Parts, admit: Admit) -> Fetch | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime
+from gateway.composition.shared_parts import Parts
 from gateway.policy.model import Route, Semantic
 from gateway.stages.beforehand import Beforehand
 from gateway.stages.coalesce import Coalesce
@@ -15,9 +15,6 @@ from gateway.stages.exact_lookup import ExactLookup
 from gateway.stages.from_memory import FromMemory
 from gateway.stages.semantic_lookup import SemanticLookup, floor_of
 from gateway.stages.similar import Similar
-
-if TYPE_CHECKING:
-    from gateway.composition.chains import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,10 @@ def looks_of(route: Route, parts: Parts) -> Looks:
 
 def _unwatched(route: Route) -> bool:
     """Whether no stage but the lookups themselves has anything to do with a hit."""
-    caching = route.exact_ttl_s is not None or route.semantic is not None
     audited = route.semantic is not None and route.semantic.audit.share > 0
     counted = any(rule.count_hits for rule in route.limits)
     replayed = route.replay.fresh_ids or route.replay.paced
-    return caching and route.record is None and not (audited or counted or replayed)
+    return route.caches and route.record is None and not (audited or counted or replayed)
 
 
 def _similar(rule: Semantic, lifetime: Lifetime, parts: Parts) -> SemanticLookup:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
 from gateway.cache.lifetimes import longest_lifetime_s
-from gateway.composition.chains import Parts
 from gateway.composition.parts import Stores
+from gateway.composition.shared_parts import Parts
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS
 from gateway.policy.model import Policy

@@ -188,6 +188,11 @@ class Route:
     file: str = ""  # where the rule is written
     line: int = 0
 
+    @property
+    def caches(self) -> bool:
+        """Whether any of its caches is on."""
+        return self.exact_ttl_s is not None or self.semantic is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Text:

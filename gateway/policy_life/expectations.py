@@ -144,7 +144,7 @@ def _first() -> float:
 
 def _cache(request: Request, call: Call, route: Route) -> str:
     """Which caches are asked; in the order in which the stages look."""
-    if route.exact_ttl_s is None and route.semantic is None:
+    if not route.caches:
         return "off"
     if call.uncached is not None:
         return str(call.uncached)

@@ -1,0 +1,187 @@
+"""The parts that all routes share: upstreams, spaces, what is learnt of either, and what runs beside requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from gateway.adapters.front_store import FrontStore
+from gateway.backends.model_care import care_for
+from gateway.backends.pool import Pool
+from gateway.background import Background, run_within
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.frequency import Frequency
+from gateway.cache.price import Price
+from gateway.cache.served import ServedHits
+from gateway.cache.taken_apart import TakenApart
+from gateway.calling.promises import Promises
+from gateway.calling.quotas import Quotas
+from gateway.calling.shadows import Shadows
+from gateway.composition.fleet import Fleet
+from gateway.composition.parts import Stores, evictions_of
+from gateway.composition.recording import Standing, recorder_of
+from gateway.composition.space_parts import Ground, open_spaces
+from gateway.composition.upstreams import build_pools, reloads
+from gateway.config import Config
+from gateway.flights.flight import Joinable
+from gateway.flights.leasing import Leasing
+from gateway.flights.unstorable import Unstorable
+from gateway.observing.loop_watch import LoopWatch
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Clock, Embedder
+from gateway.quality.escalations import Escalations
+from gateway.quality.judge import Judge
+from gateway.quality.learning import Learning, Shelf
+from gateway.quality.light_audits import LightAudits
+from gateway.spaces import Space, Spaces
+from gateway.stages.feedback import Feedback, Memory, Verdicts
+from gateway.traffic.recorder import Recorder
+from gateway.upkeep.evictions import Evictions
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all routes share. `space` is the one that lookups go by."""
+
+    space: Space
+    spaces: Spaces
+    former: AsyncExitStack  # ends the space before this one
+    pools: Mapping[str, Pool]
+    promises: Promises
+    escalations: Escalations
+    routing: Learning  # of the escalations
+    light_audits: LightAudits
+    shadows: Shadows
+    prices: Mapping[str, Price]
+    unstorable: Unstorable
+    leasing: Leasing | None  # None: no other gateway is on this store
+    quotas: Quotas
+    clock: Clock
+    telemetry: Telemetry
+    max_entry: int
+    keyed: bool  # clients show API keys, which may have limits of their own
+    memory: Memory
+    fleet: Fleet
+    feedback: Feedback
+    background: Background
+    evictions: Evictions
+    loop_watch: LoopWatch
+    recorder: Recorder
+    flights: dict[str, Joinable] = field(default_factory=dict)
+    frequency: Frequency = field(default_factory=Frequency)
+    taken_apart: TakenApart = field(default_factory=TakenApart)
+
+    @property
+    def store(self) -> FrontStore:
+        return self.space.store
+
+
+async def build_parts(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    embedder: Embedder,
+) -> Parts:
+    """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartFailed`."""
+    memory, standing = Memory(ServedHits(), Counterexamples()), Standing()
+    ground = _ground(stack, config, environ, clock, draw, stores, memory, standing)
+    pools, prices, telemetry, fleet = ground.pools, ground.prices, ground.telemetry, ground.fleet
+    spaces, former = await open_spaces(stack, ground, embedder)
+    background = Background()
+    stack.push_async_callback(background.close)
+    leasing, quotas = _leasing(stack, stores, telemetry), _quotas(stack, stores, clock, telemetry)
+    escalations, routing = _routing(stack, ground, spaces)
+    standing.stands_on(spaces, escalations)
+    verdicts = Verdicts(memory, spaces, escalations, telemetry)
+    audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
+    stack.push_async_callback(audits.close)
+    shadows = Shadows(pools, prices, telemetry, clock, draw)
+    stack.push_async_callback(shadows.close)
+    return Parts(
+        space=spaces.serving,
+        spaces=spaces,
+        former=former,
+        pools=pools,
+        promises=Promises(clock, telemetry),
+        escalations=escalations,
+        routing=routing,
+        light_audits=audits,
+        shadows=shadows,
+        prices=prices,
+        unstorable=Unstorable(clock),
+        leasing=leasing,
+        quotas=quotas,
+        clock=clock,
+        telemetry=telemetry,
+        max_entry=config.store.max_entry,
+        keyed=config.auth.mode == "keys",
+        memory=memory,
+        fleet=fleet,
+        feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
+        background=background,
+        evictions=evictions_of(config, stores, spaces, telemetry, clock),
+        loop_watch=LoopWatch(telemetry),
+        recorder=ground.recorder,
+    )
+
+
+def _ground(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    memory: Memory,
+    standing: Standing,
+) -> Ground:
+    telemetry = Telemetry()
+    pools = build_pools(config, environ, clock, telemetry)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+    care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
+    prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+    return Ground(
+        config=config,
+        environ=environ,
+        stores=stores,
+        counterexamples=memory.counterexamples,
+        pools=pools,
+        prices=prices,
+        telemetry=telemetry,
+        clock=clock,
+        draw=draw,
+        fleet=Fleet(stores, clock),
+        recorder=recorder_of(stack, config, standing, clock, telemetry),
+    )
+
+
+def _leasing(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> Leasing | None:
+    if stores.leases is None:
+        return None
+    leasing = Leasing(stores.leases, telemetry)
+    stack.push_async_callback(leasing.close)  # once no flight is in the air any more
+    return leasing
+
+
+def _quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> Quotas:
+    quotas = Quotas(stores.quotas, clock, telemetry)
+    stack.push_async_callback(quotas.close)
+    run_within(stack, quotas.run())
+    return quotas
+
+
+def _routing(stack: AsyncExitStack, ground: Ground, spaces: Spaces) -> tuple[Escalations, Learning]:
+    """What is learnt of routes, here and of other gateways, and what keeps it."""
+    fleet = ground.fleet
+    escalations = Escalations(spaces.filled.complexity.basis, ground.clock, ground.telemetry, fleet.teller("routing"))
+    routing = Learning(escalations, Shelf(ground.stores.redis, "routing"), position=fleet.position)
+    stack.push_async_callback(routing.save)  # once nothing is learnt any more
+    run_within(stack, routing.begin())
+    fleet.hints(ground.pools)
+    fleet.learns(stack, spaces, escalations, routing)
+    return escalations, routing
