@@ -166,7 +166,7 @@ class PlainConnection(asyncio.Protocol):
             self._waiting = self._loop.call_later(WAIT_S, self._waited)
 
     def _waited(self) -> None:
-        if self._out.writable:
+        if self._out.writable and (self._gone is None or not self._want):  # while it ends, bodies are waited for here
             self._hand_over(b"".join(self._pieces))
         else:  # aiohttp counts on being told that the transport is full
             self._waiting = self._loop.call_later(WAIT_S, self._waited)

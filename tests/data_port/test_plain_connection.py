@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.data_port import plain_connection
 from gateway.policy.load import policy_from_text
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, Served, config_of, gateway_of
@@ -336,6 +337,28 @@ async def test_a_request_that_is_half_read_when_the_gateway_stops_is_answered(
             answer = await wire.message()
             assert (answer.status, answer.all("Connection")) == (200, ["close"])
             assert await wire.rest() == b""
+
+
+async def test_a_request_whose_body_takes_long_when_the_gateway_stops_is_answered(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than for it to become aiohttp's, who takes no further request by then."""
+    monkeypatch.setattr(plain_connection, "WAIT_S", 3600.0)  # it is said when that is over
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, server={"drain_timeout": "60s"})
+    async with gateway_of(config) as served, connected(served.url) as wire:
+        undelayed(wire)
+        await hot(served, wire)
+        (plain,) = served.gateway.data_port._connections._plain
+        await wire.send(HI[:-5])
+        await until(lambda: plain._pieces)
+        stopping = asyncio.create_task(served.gateway.data_port.stop())
+        await until(lambda: plain._gone)
+        plain._waited()
+        await wire.send(HI[-5:])
+        answer = await wire.message()
+        assert (answer.status, answer.all("Connection")) == (200, ["close"])
+        assert await wire.rest() == b""
+        await stopping
 
 
 async def test_a_request_that_aiohttp_has_half_read_when_the_gateway_stops_is_answered(
