@@ -16,7 +16,7 @@ from gateway.composition.hired import Hired
 from gateway.composition.parts import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
-from gateway.observing.merged import merge, packed
+from gateway.observing.merged import Strange, merge, packed
 from gateway.observing.telemetry import Telemetry
 
 SAY_EVERY_S = 2.0
@@ -43,6 +43,7 @@ class FleetFigures:
         self._colleagues = colleagues
         self._gauges = gauges
         self._own_start = started
+        self._strange = Strange()
         self.own = colleagues.telemetry  # of this gateway with its workers, once `sample` has run
         self.sample = colleagues.sampling(gauges.sample)
         self.telemetry = self.own if store is None else Telemetry()
@@ -56,7 +57,7 @@ class FleetFigures:
             said = [words for words in map(_unpacked, await self._store.others()) if words is not None]
         except StoreUnavailable:
             said = []
-        merge(self.telemetry, self.own, [figures for _, figures in said], ())
+        self._strange.tell(merge(self.telemetry, self.own, [figures for _, figures in said], ()))
         self.started = min([self._own_start, *(started for started, _ in said)])
         self.gateways = 1 + len(said)
 

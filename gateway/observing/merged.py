@@ -1,14 +1,21 @@
-"""The figures of several processes as one: what is counted adds up, of what is measured the worst is kept."""
+"""The figures of several processes as one: what is counted adds up, of what is measured the worst is kept.
+
+Gateways of two versions are at work together while one takes over from the other: what they tell in different forms is
+left out, and said once (`Strange`)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgpack
 
-from gateway.observing.metrics import Counter, Gauge, Histogram, Labels, Series
+from gateway.observing.metrics import LATENCY_BUCKETS, Counter, Gauge, Histogram, Labels, Series
 from gateway.observing.telemetry import Telemetry
+
+LOG = logging.getLogger("nearhit")
 
 # Gauges of what each process has a part of. All others are of what they share, or of how bad it is: the largest counts.
 SUMMED = frozenset(
@@ -23,7 +30,7 @@ LEAST = frozenset(("nearhit_store_up", "nearhit_policy_last_reload_successful"))
 
 
 def packed(telemetry: Telemetry) -> bytes:
-    """To be read by `merge` in another process of the same version."""
+    """To be read by `merge` in another process."""
     figures: dict[str, Any] = {}
     for metric in telemetry.metrics():
         if isinstance(metric, Histogram):
@@ -34,13 +41,18 @@ def packed(telemetry: Telemetry) -> bytes:
     return data
 
 
-def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterable[bytes]) -> None:
-    """Makes `into` what all of them together say. Of those that have ended only what was counted."""
+def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterable[bytes]) -> AbstractSet[str]:
+    """Makes `into` what all of them together say. Of those that have ended only what was counted. -> the metrics that
+    some of them have, and this version has not, or in another form: what they say of those is left out."""
     read = [(_unpacked(data), True) for data in alive] + [(_unpacked(data), False) for data in ended]
     others = {metric.name: metric for metric in own.metrics()}
+    strange = {str(name) for found, _ in read for name in found if name not in others}
     for metric in into.metrics():
         mine = others[metric.name]
         rows = [(found[metric.name], lives) for found, lives in read if metric.name in found]
+        if not all(_fits(metric, row) for row, _ in rows):
+            strange.add(metric.name)
+            rows = [(row, lives) for row, lives in rows if _fits(metric, row)]
         if isinstance(metric, Histogram):
             assert isinstance(mine, Histogram)
             _add_counts(metric, mine, [row for row, _ in rows])
@@ -52,6 +64,43 @@ def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterab
         else:
             metric.values = dict(_values(mine))
             _choose(metric, [row for row, lives in rows if lives])
+    return strange
+
+
+class Strange:
+    """Says of each metric once that another version has it otherwise."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def tell(self, metrics: AbstractSet[str]) -> None:
+        """`metrics`: what `merge` has left out."""
+        if unsaid := sorted(metrics - self._said):
+            self._said.update(unsaid)
+            LOG.warning("figures of another version of the gateway are left out", extra={"fields": {"metrics": unsaid}})
+
+
+def _fits(metric: Counter | Gauge | Histogram, rows: Any) -> bool:
+    """Whether they have the form that `packed` gives them here."""
+    return isinstance(rows, list) and all(isinstance(row, list) and _is_row(metric, *row) for row in rows)
+
+
+def _is_row(metric: Counter | Gauge | Histogram, labels: Any = None, *values: Any) -> bool:
+    if not isinstance(labels, list) or len(labels) != len(metric.labels):
+        return False
+    if not all(isinstance(label, str) for label in labels):
+        return False
+    *counts, number = values or (None,)
+    if not isinstance(number, int | float):
+        return False
+    if not isinstance(metric, Histogram):
+        return not counts
+    return (
+        len(counts) == 1
+        and isinstance(counts[0], list)
+        and len(counts[0]) == len(LATENCY_BUCKETS) + 1
+        and all(type(count) is int for count in counts[0])
+    )
 
 
 def _unpacked(data: bytes) -> Mapping[str, Any]:
