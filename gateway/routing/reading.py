@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,10 @@ _SIGN_OF: Mapping[str, tuple[int, ...]] = {
 _SHOUTED = frozenset({"NOT", "EXCEPT", "LEAST", "FALSE", "INCORRECT", "NEVER", "NO"})
 _ROMAN = frozenset({"I", "II", "III", "IV", "V"})
 DENSE = ("comparison", "quantity", "condition", "person")  # kinds whose share of the words says something of its own
+_DENSE_AT = tuple(map(KINDS.index, DENSE))
 OPENERS = ("which", "what", "how", "why", "who", "when", "if", "the", "a", "in")
+_OPENED_BY = {word: [float(word == other) for other in OPENERS] for word in OPENERS}
+_OPENED_OTHERWISE = [0.0] * len(OPENERS)
 
 NAMES = (
     "characters", "words", "word_length", "long_words", "longest_words", "function_words", "variety", "rarity",
@@ -106,9 +110,32 @@ class Reading:
         self.options = _of_options([match[2] for match in found[:SEEN_OPTIONS]], known, rarity) if exam else None
 
 
-def _of_text(text: str, left_out: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
-    """And the words that carry the meaning."""
-    tokens = _TOKEN.findall(text)
+class _Counted(NamedTuple):
+    """How many words, numbers and signs of a text are of each sort."""
+
+    words: int
+    letters: int
+    long: int
+    longest: int
+    function: int
+    meant: int  # all words but those of function
+    rarities: float  # of the meant ones, added up
+    rare: int
+    numbers: int
+    different: int  # numbers
+    large: int  # numbers
+    shouted: int
+    roman: int
+    capitals: int
+    acronyms: int
+    single: int  # letters
+    foreign: int  # words and signs beyond ASCII
+    kinds: Sequence[int]  # as `KINDS`
+    signs: Sequence[int]  # as `SIGNS`
+    content: frozenset[str]  # the words that carry the meaning
+
+
+def _counted(tokens: Sequence[str], rarity: Commonness) -> _Counted:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
     shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
@@ -146,26 +173,37 @@ def _of_text(text: str, left_out: int, rarity: Commonness) -> tuple[FloatArray, 
             different += 1
             large += count * (len(token) >= 3)
         else:
-            for at in _SIGN_OF.get(token[0], ()):
+            for at in _SIGN_OF.get(first, ()):
                 signs[at] += count
             foreign += count * (not token.isascii())
+    return _Counted(
+        words, letters, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
+        capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
+    )  # fmt: skip
+
+
+def _of_text(text: str, left_out: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
+    """And the words that carry the meaning."""
+    tokens = _TOKEN.findall(text)
+    of = _counted(tokens, rarity)
     # What was left out is taken to be like the rest.
     whole = 1.0 + left_out / max(1, len(text))
-    each = max(1, words)
+    each = max(1, of.words)
     cut = _SENTENCE.split(text.strip())
     log = math.log1p
     values = [
-        log(len(text) * whole), log(words * whole), letters / each, long / each, longest / each, function / each,
-        len(content) / max(1, meant), rarities / max(1, meant), rare / max(1, meant), log(rare),
-        log(len(cut) * whole), log(words / len(cut)), log(cut[-1].count(" ") + 1), log(text.count("\n")),
-        float("?" in cut[-1]), float(text.rstrip().endswith(":")), float("__" in text or "..." in text),
-        float(_FENCE in text), log(numbers), numbers / (each + 3), log(different), log(large), log(shouted), log(roman),
-        log(capitals), log(acronyms), log(single), log(foreign),
-        *map(log, kinds), *map(log, signs), *(kinds[KINDS.index(kind)] / (each + 3) for kind in DENSE),
+        log(len(text) * whole), log(of.words * whole), of.letters / each, of.long / each, of.longest / each,
+        of.function / each, len(of.content) / max(1, of.meant), of.rarities / max(1, of.meant),
+        of.rare / max(1, of.meant), log(of.rare), log(len(cut) * whole), log(of.words / len(cut)),
+        log(cut[-1].count(" ") + 1), log(text.count("\n")), float("?" in cut[-1]), float(text.rstrip().endswith(":")),
+        float("__" in text or "..." in text), float(_FENCE in text), log(of.numbers), of.numbers / (each + 3),
+        log(of.different), log(of.large), log(of.shouted), log(of.roman), log(of.capitals), log(of.acronyms),
+        log(of.single), log(of.foreign),
+        *map(log, of.kinds), *map(log, of.signs), *[of.kinds[at] / (each + 3) for at in _DENSE_AT],
     ]  # fmt: skip
     opener = next((token.lower() for token in tokens if token[0].isalpha()), "")
-    values += [float(opener == word) for word in OPENERS]
-    return np.array(values), frozenset(content)
+    values += _OPENED_BY.get(opener, _OPENED_OTHERWISE)
+    return np.array(values), of.content
 
 
 def _of_options(options: Sequence[str], stem: frozenset[str], rarity: Commonness) -> FloatArray:
