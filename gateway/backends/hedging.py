@@ -42,6 +42,7 @@ class Hedging:
         self._clock = clock
         self._telemetry = telemetry
         self._budget = HedgeBudget(rules.budget)
+        self._ending: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
 
     def delay_s(self, lane: Lane, request: Request) -> float | None:
         """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
@@ -59,7 +60,7 @@ class Hedging:
     async def asked(self, ask: Ask, lane: Lane, request: Request, delay: float, choose: Choose) -> list[Asked]:
         """Asks `lane`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
         the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
-        end has then been cancelled, and its place is free."""
+        end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
         started, before = self._clock.monotonic(), request.trace.spans.get("upstream", 0.0)
         race, came = _Race(ask, request), list[Asked]()
         try:
@@ -69,9 +70,10 @@ class Hedging:
             came = await (race.decided() if other is None else self._against(race, other))
             await race.end()
         except BaseException:
-            for each in came:  # its client has left while who had lost was ended
-                await let_go(each.outcome)
-            await race.end()
+            ending = asyncio.create_task(_ended(race, came))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)  # who is cancelled once more does not wait for it, and it goes on
             raise
         # The second call's time is in a trace of its own: here it would count twice what both took at once.
         elsewhere = self._clock.monotonic() - started - (request.trace.spans.get("upstream", 0.0) - before)
@@ -108,6 +110,15 @@ class Hedging:
             self._telemetry.hedges.add(why_not)
             return None
         return choose([other for other in others if has_room(other.backend.crowd)])
+
+
+async def _ended(race: _Race, came: Sequence[Asked]) -> None:
+    """`came`: where its client has left while who had lost was ended."""
+    try:
+        for each in came:
+            await let_go(each.outcome)
+    finally:
+        await race.end()
 
 
 class _Race:

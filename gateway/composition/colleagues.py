@@ -14,7 +14,7 @@ from pathlib import Path
 from gateway.background import run_within
 from gateway.composition.hired import FOLDER, Hired
 from gateway.config import Config
-from gateway.observing.merged import merge, packed
+from gateway.observing.merged import Strange, merge, packed
 from gateway.observing.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.workers")
@@ -52,6 +52,7 @@ class Colleagues:
     def __init__(self, telemetry: Telemetry, folder: Path | None) -> None:
         self._own = telemetry
         self._folder = folder
+        self._strange = Strange()
         self.telemetry = telemetry if folder is None else Telemetry()
 
     def sampling(self, sample: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -67,7 +68,7 @@ class Colleagues:
         """Makes `telemetry` what all of them say."""
         if self._folder is not None:
             alive, ended = await asyncio.to_thread(_read, self._folder)
-            merge(self.telemetry, self._own, alive, ended)
+            self._strange.tell(merge(self.telemetry, self._own, alive, ended))
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         if self._folder is None:

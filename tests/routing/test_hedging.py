@@ -17,7 +17,7 @@ from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane
 from gateway.bodies import Ready
 from gateway.explaining.explanation import request_of
-from gateway.messages import EventStream, Request, Response
+from gateway.messages import Event, EventStream, Request, Response
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
@@ -228,6 +228,54 @@ async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_beh
         with pytest.raises(asyncio.CancelledError):
             await task
     assert closed.is_set()
+
+
+async def test_a_call_that_is_cancelled_twice_leaves_nothing_on_its_way(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    """As its client leaves and the gateway stops: the second time while what had won is let go."""
+    given_up, stuck, closing, closed, ended = (asyncio.Event() for _ in range(5))
+    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
+    request = replace(request, call=call)
+
+    class Answer:
+        """An answer that takes its time to be closed."""
+
+        def __aiter__(self) -> AsyncIterator[Event]:
+            raise AssertionError("nobody reads it")
+
+        __anext__: Any = None
+
+        async def aclose(self) -> None:
+            closing.set()
+            await stuck.wait()
+            closed.set()
+
+    async def ask(lane: Lane, _: Request) -> Response:
+        if lane is second:
+            return Response(200, (), EventStream(Answer()))
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            given_up.set()
+            await stuck.wait()
+            ended.set()
+            raise
+
+    async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
+        first, second = lanes(served)
+        race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
+        race.delay_s(first, request)  # the call brings its token
+        task = asyncio.create_task(race.asked(ask, first, request, 0.0, lambda others: others[0]))
+        await given_up.wait()
+        task.cancel()
+        await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not closed.is_set(), "who is cancelled twice does not wait"
+        stuck.set()
+        await until(lambda: closed.is_set() and ended.is_set() and not race._ending)
 
 
 async def test_no_more_than_the_budget_is_hedged(
