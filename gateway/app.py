@@ -21,7 +21,7 @@ from gateway.admin.quality import Quality
 from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
-from gateway.background import run_within
+from gateway.background import begun_again, run_within
 from gateway.composition import operations
 from gateway.composition.access_parts import Access
 from gateway.composition.chains import route_chains
@@ -275,7 +275,7 @@ def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) ->
     work += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
     gateway.figures.begin(stack, hired)
     gateway.dashboard.begin(stack, gateway.gauges.sample)
-    for job in [*work, *(run() for run in gateway.jobs.work)]:
+    for job in [*work, *map(begun_again, gateway.jobs.work)]:
         run_within(stack, job)
 
 

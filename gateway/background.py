@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 LOG = logging.getLogger("nearhit")
 MAX_TASKS = 64
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0  # of what is begun again, see `Pauses`
 
 
 class Background:
@@ -42,6 +43,22 @@ class Background:
             LOG.exception("background work failed")
 
 
+class Pauses:
+    """Before what has ended by itself is started again: each twice as long as the one before, the first one again after
+    a life of `steady_s`."""
+
+    def __init__(self, first_s: float, longest_s: float, steady_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._steady_s = steady_s
+        self._next_s = first_s
+
+    def after(self, lived_s: float) -> float:
+        pause_s = self._first_s if lived_s > self._steady_s else self._next_s
+        self._next_s = min(self._longest_s, 2 * pause_s)
+        return pause_s
+
+
 def begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """A job that runs as long as the gateway does. Where it fails that is said at once: nobody waits for it, and the
     loop itself would say so when the gateway ends."""
@@ -54,6 +71,22 @@ def _told(job: asyncio.Task[None]) -> None:
     error = None if job.cancelled() else job.exception()
     if error is not None:
         LOG.error("a part of the gateway has ended", exc_info=error, extra={"fields": {"job": job.get_name()}})
+
+
+async def begun_again(job: Callable[[], Coroutine[Any, Any, None]], pauses: Pauses | None = None) -> None:
+    """A job that runs as long as the gateway does, and is begun anew where it fails: one fault that nobody has thought
+    of must not end for all requests to come what they rely on."""
+    pauses = pauses or Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
+    time = asyncio.get_running_loop().time
+    while True:
+        since = time()
+        try:
+            return await job()
+        except Exception as error:
+            pause_s = pauses.after(time() - since)
+            fields = {"job": getattr(job, "__qualname__", ""), "again_in_s": pause_s}
+            LOG.error("a part of the gateway has failed and is begun again", exc_info=error, extra={"fields": fields})
+        await asyncio.sleep(pause_s)
 
 
 def run_within(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.background import cancelled, run_within
+from gateway.background import Pauses, begun_again, cancelled, run_within
 from tests.fixtures.waiting import until
 
 
@@ -48,3 +48,22 @@ async def test_a_cancellation_that_is_lost_is_said_again() -> None:
     await asyncio.sleep(0)
     await cancelled(task)
     assert lost == 2
+
+
+async def test_a_job_that_fails_is_begun_again_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    begun = 0
+
+    async def job() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise ZeroDivisionError("a fault")
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as stack:
+        run_within(stack, begun_again(job, Pauses(0.001, 0.004, 60.0)))
+        await until(lambda: begun == 3)
+    said = [record.__dict__["fields"] for record in caplog.records if record.name == "nearhit"]
+    assert [fields["again_in_s"] for fields in said] == [0.001, 0.002]
+    assert all(fields["job"].endswith("job") for fields in said)
+    assert begun == 3, "who ends it ends it"

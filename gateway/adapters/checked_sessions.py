@@ -47,7 +47,9 @@ class CheckedSessions:
         return self._checked
 
     async def close(self) -> None:
-        for session in (self._checked, self._free):
+        """It may be used again."""
+        sessions, self._checked, self._free = (self._checked, self._free), None, None
+        for session in sessions:
             if session is not None:
                 await session.close()
 

@@ -136,22 +136,6 @@ class ChildProcess:
                 self._signal(signal.SIGKILL)
 
 
-class Pauses:
-    """Before what has ended by itself is started again: each twice as long as the one before, the first one again after
-    a life of `steady_s`."""
-
-    def __init__(self, first_s: float, longest_s: float, steady_s: float) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._steady_s = steady_s
-        self._next_s = first_s
-
-    def after(self, lived_s: float) -> float:
-        pause_s = self._first_s if lived_s > self._steady_s else self._next_s
-        self._next_s = min(self._longest_s, 2 * pause_s)
-        return pause_s
-
-
 def death_signal_prefix(number: signal.Signals) -> list[str]:
     """What makes the kernel signal a child when we die, even by SIGKILL, where no handler of ours can run.
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from gateway.adapters.child import ChildFailed, Pauses, exit_said
+from gateway.adapters.child import ChildFailed, exit_said
 from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.background import begun, cancelled
+from gateway.background import Pauses, begun, cancelled
 
 LOG = logging.getLogger("nearhit")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0

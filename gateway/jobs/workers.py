@@ -79,7 +79,8 @@ class Workers:
             held.task.cancel()
 
     async def run(self) -> None:
-        """Until it is cancelled: then what is under way is given back, for others to begin at once."""
+        """Until it is cancelled, or fails: then what is under way is given back, for others to begin at once. It may be
+        run again."""
         beats = begun(self._keep())
         try:
             while True:
@@ -88,6 +89,8 @@ class Workers:
                     async with asyncio.timeout(BEAT_S):
                         await self._wake.wait()
                 self._wake.clear()
+                if beats.done():
+                    beats.result()  # raises: without them others would take what is under way here
         finally:
             await cancelled(beats)
             await self._let_go()

@@ -19,9 +19,10 @@ import pytest
 from redis import Redis
 
 from gateway.adapters import embedded_valkey, kept_valkey
-from gateway.adapters.child import ChildFailed, Pauses
+from gateway.adapters.child import ChildFailed
 from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading
 from gateway.adapters.kept_valkey import KeptValkey
+from gateway.background import Pauses
 from gateway.messages import Entry
 from gateway.observing.seldom import EVERY_S, Seldom
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of

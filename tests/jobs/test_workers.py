@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.background import Pauses, begun_again
 from gateway.errors import StoreUnavailable
 from gateway.jobs.model import Claimed, Job, Result
 from gateway.jobs.outcome import Terms
@@ -111,3 +112,38 @@ async def test_what_runs_is_given_back_when_the_gateway_stops() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert (store.back, over) == (["its gateway was stopped"], [])
+
+
+async def test_workers_that_fail_take_jobs_again() -> None:
+    """An error that nobody has thought of, in what claims as in what keeps what was claimed."""
+
+    class Faulty(Store):
+        async def claim(self, worker: str, most: int, **how: Any) -> list[Claimed]:
+            if fails["claim"]:
+                fails["claim"] = False
+                raise ZeroDivisionError("a fault")
+            return await super().claim(worker, most, **how)
+
+        async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+            if fails["beat"]:
+                fails["beat"] = False
+                raise ZeroDivisionError("a fault")
+            return await super().beat(worker, held)
+
+        async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+            self.left.append(Claimed(JOB, token + 1, 1, 0.0))
+            return await super().put_back(job, token, delay_s, counted=counted, error=error)
+
+    fails = {"claim": True, "beat": True}
+    store, runner, over = Faulty(), Runner(), list[str]()
+    made = workers(store, runner, over)
+    task = asyncio.create_task(begun_again(made.run, Pauses(0.0, 0.0, 60.0)))
+    await until(lambda: not fails["claim"] and runner.ran == 1)
+    made.look()
+    await until(lambda: runner.ran == 2)
+    assert (fails["beat"], store.back) == (False, ["its gateway was stopped"])
+    runner.answer.set()
+    store.answering.set()
+    await until(lambda: over == ["job_1"])
+    task.cancel()
+    await asyncio.wait([task])

@@ -21,8 +21,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.adapters.child import Pauses, death_signal_prefix
+from gateway.adapters.child import death_signal_prefix
 from gateway.adapters.kept_valkey import KeptValkey
+from gateway.background import Pauses
 from gateway.commands.workers.note import note_of
 from gateway.commands.workers.worker import START_S, Worker
 from gateway.composition.colleagues import OwnFigures, figures_folder, fold
