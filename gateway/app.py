@@ -15,7 +15,7 @@ from typing import Any
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.backends import shown
 from gateway.admin.explain import ExplainHandler
-from gateway.admin.gauges import Gauges, show_policy
+from gateway.admin.gauges import Gauges, show_policy, sizes
 from gateway.admin.limits import LimitsHandler
 from gateway.admin.quality import Quality
 from gateway.admin.routing import Routing
@@ -214,10 +214,7 @@ class Gateway:
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.space.embedder.fingerprint,
             "embedder_to_come": None if (coming := self.parts.spaces.coming) is None else coming.embedder.fingerprint,
-            "cache": {
-                "entries": {kind: value for (kind,), value in self.parts.telemetry.cache_entries.values.items()},
-                "bytes": {kind: value for (kind,), value in self.parts.telemetry.cache_bytes.values.items()},
-            },
+            "cache": sizes(self.parts.telemetry),
         }
 
 

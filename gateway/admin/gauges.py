@@ -4,6 +4,7 @@ policy comes into force."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.adapters.front_store import FrontStore
 from gateway.backends.pool import Pool
@@ -24,6 +25,15 @@ def show_policy(telemetry: Telemetry, policy: Policy) -> None:
         telemetry.promised_confidence.set(route.name, value=route.promise.confidence)
         if route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None:
             telemetry.max_wrong_hits.set(route.name, value=route.semantic.acceptance.max_wrong_hits)
+
+
+def sizes(telemetry: Telemetry) -> dict[str, Any]:
+    """How full the caches are. `store_answers` False: what is said of the store is of before, where anything is."""
+    return {
+        "entries": {kind: value for (kind,), value in telemetry.cache_entries.values.items()},
+        "bytes": {kind: value for (kind,), value in telemetry.cache_bytes.values.items()},
+        "store_answers": telemetry.store_up.values.get((), 0.0) > 0,
+    }
 
 
 class Gauges:

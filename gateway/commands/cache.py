@@ -78,6 +78,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
         figures = {
             "entries": report["cache"]["entries"],
             "bytes": report["cache"]["bytes"],
+            "store_answers": report["cache"].get("store_answers", True),  # a gateway of before does not say
             "hit_rate": report["hit_rate"],
             "verdicts": report["verdicts"],
             "tokens_saved": report["tokens_saved"],

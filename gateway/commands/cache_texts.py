@@ -6,6 +6,9 @@ from typing import Any
 
 from gateway.commands.warming import Summary
 
+OF_BEFORE = "the store does not answer: what is said of it is of before"
+NONE_YET = "the store does not answer: nothing is known of it"
+
 
 def purge_text(outcome: dict[str, Any], *, dry_run: bool) -> str:
     lines = [_sample_text(sample) for sample in outcome["samples"]]
@@ -40,6 +43,8 @@ def stats_text(figures: dict[str, Any]) -> str:
         f"{kind:10}{count:>12.0f}{figures['bytes'].get(kind, 0):>16.0f}"
         for kind, count in sorted(figures["entries"].items())
     ]
+    if not figures["store_answers"]:
+        lines.append(OF_BEFORE if "store" in figures["entries"] else NONE_YET)
     verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
     return "\n".join([*lines, f"hit rate  {hit_rate} ({verdicts})", f"saved     {figures['tokens_saved']:.0f} tokens"])
 

@@ -20,8 +20,8 @@ from gateway.commands import warming
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN
-from tests.fixtures.gateways import Served, config_of, gateway_of
-from tests.fixtures.stores import OutsideServer
+from tests.fixtures.gateways import Served, config_of, gateway_of, store_pid
+from tests.fixtures.stores import OutsideServer, frozen
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
 
@@ -176,6 +176,22 @@ async def test_stats_say_how_full_and_how_good_the_caches_are(served: Served, ne
     assert figures["hit_rate"] == pytest.approx(1 / 3)
     _, out, _ = await nearhit("stats", admin=served.admin_url)
     assert "hit rate  33.3%" in out
+
+
+async def test_stats_of_a_store_that_does_not_answer_are_said_to_be_old(
+    upstream: Upstream, tmp_path: Path, nearhit: Nearhit
+) -> None:
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store={"timeout": "1s"})
+    async with gateway_of(config, EXACT) as served:
+        await served.chat("alpha")
+        _, out, _ = await nearhit("stats", admin=served.admin_url)
+        assert "does not answer" not in out
+        with frozen(store_pid(served)):
+            _, out, _ = await nearhit("stats", "--json", admin=served.admin_url)
+            figures = json.loads(out)
+            assert (figures["store_answers"], figures["entries"]["store"]) == (False, 1)
+            _, out, _ = await nearhit("stats", admin=served.admin_url)
+            assert "the store does not answer: what is said of it is of before\n" in out
 
 
 async def test_what_was_exported_is_served_by_the_gateway_that_imports_it(
