@@ -15,8 +15,6 @@ from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)
-
 POLICY = """
 version: 1
 routes:

@@ -16,8 +16,6 @@ from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream, chunk, stream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
-
 TEXT = "one two three four five six"
 
 

@@ -25,8 +25,6 @@ from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, chunk, completion, stream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
-
 TTL_S = 3.0
 
 

@@ -13,8 +13,6 @@ from gateway.flights import flight as flights
 from gateway.flights.flight import Flight
 from gateway.messages import ByteStream, Event, EventStream, Response, Whole
 
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
-
 
 class Source:
     """A backend's stream: gives what `push` has put there, and knows whether it was closed."""

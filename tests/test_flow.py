@@ -15,7 +15,6 @@ from gateway.bodies import Guarded
 from gateway.errors import StreamBroken
 from gateway.flow import Flow, Tap, flow_of, pour, told
 
-pytestmark = pytest.mark.timeout(30)
 BROKEN = StreamBroken("it broke off")
 ROUNDS = 200  # of the loop: more than any case takes
 

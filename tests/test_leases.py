@@ -25,7 +25,6 @@ from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
 PATIENCE_S = 60.0  # ends a test that has failed; a busy machine takes its time
-pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
 
 Fleet = Callable[..., Any]
 LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "nearhit; fwd=miss; collapsed"

@@ -60,7 +60,7 @@ async def fill(config: Config, *questions: str) -> None:
 
 
 async def migrated(served: Served) -> dict[str, float]:
-    await until(lambda: served.gateway.migration.complete, timeout_s=30.0)
+    await until(lambda: served.gateway.migration.complete)
     states: dict[str, float] = served.gateway.describe()["migration"]
     return states
 

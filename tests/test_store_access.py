@@ -145,7 +145,6 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, m
 
 # asyncio leaves the transport of a handshake that is cut off to the collector (Python 3.11), whenever that comes.
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
-@pytest.mark.timeout(4 * PATIENCE_S)
 async def test_a_sentinel_that_is_cut_off_does_not_keep_the_gateway_from_the_others(
     upstream: Upstream, tmp_path: Path
 ) -> None:

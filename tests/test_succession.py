@@ -86,7 +86,7 @@ class Held:
         monkeypatch.setattr(RedisMigration, "replace", held)
 
     async def third(self) -> None:
-        await until(lambda: len(self.reached) >= 3, timeout_s=30.0)
+        await until(lambda: len(self.reached) >= 3)
 
     def go(self) -> None:
         self._free.set()
@@ -111,8 +111,8 @@ async def is_gone(served: Served, question: str) -> bool:
 
 async def followed(served: Served) -> None:
     """Returns once lookups go by the model that came, and the store keeps no other's vectors."""
-    await until(lambda: served.gateway.parts.spaces.coming is None, timeout_s=30.0)
-    await until(lambda: served.gateway.succession.done, timeout_s=30.0)
+    await until(lambda: served.gateway.parts.spaces.coming is None)
+    await until(lambda: served.gateway.succession.done)
 
 
 async def fields_of(served: Served, field: str) -> list[bytes | None]:
@@ -465,7 +465,7 @@ async def test_without_the_old_model_it_says_so_and_embeds_anew_without_it(
         assert said(caplog, "embedder.migrate_from: the model cannot be loaded") == 1
         assert served.gateway.parts.spaces.coming is None
         assert is_exact(await served.chat(QUESTIONS[0]))
-        await until(lambda: served.gateway.migration.complete, timeout_s=30.0)
+        await until(lambda: served.gateway.migration.complete)
         await all_found(served, *QUESTIONS)
 
 

@@ -170,9 +170,10 @@ async def test_a_revocation_holds_on_the_other_gateway_within_a_second(
             for _ in range(3):
                 assert (await second.chat("hi", headers=bearer(made["key"]))).status == 200
             assert (await admin(first, "POST", f"/admin/keys/{made['id']}/revoke")).status == 200
-            revoked = time.monotonic()
+            revoked = begun = time.monotonic()
             while (await second.chat("hi", headers=bearer(made["key"]))).status == 200:
+                took.append(begun - revoked)  # this one was let in, however long the machine took to answer it
                 await asyncio.sleep(0.005)
-            took.append(time.monotonic() - revoked)
+                begun = time.monotonic()
             assert (await first.chat("hi", headers=bearer(made["key"]))).status == 401
-    assert max(took) <= MAX_AGE_S + 0.25, took  # the last request that was let in has to be answered, too
+    assert max(took, default=0.0) <= MAX_AGE_S, took

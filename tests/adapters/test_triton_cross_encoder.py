@@ -38,7 +38,7 @@ from tests.fixtures.triton import CHECKOUT, free_ports
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.waiting import until
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL_DIR = default_model_dir() / MODEL
 TOKENIZER = MODEL_DIR / TOKENIZER_FILE
 GOLDEN = json.loads((Path(__file__).parent / "cross_encoder_golden.json").read_text(encoding="utf-8"))

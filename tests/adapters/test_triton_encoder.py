@@ -116,7 +116,7 @@ async def a_gateway_starts_while_it_is_away_and_uses_it_when_it_is_back(
         missed = await gateway.chat("How do I reset my PASSWORD?")
         assert missed.cache_status.startswith("nearhit; fwd=miss")
         async with served.again():
-            async with asyncio.timeout(60):  # the breaker lets nobody ask for some seconds after so many failures
+            async with asyncio.timeout(120):  # the breaker lets nobody ask for some seconds after so many failures
                 for question in in_other_case("how do i reset my password"):
                     if (await gateway.chat(question)).cache_status.startswith(SEMANTIC):
                         break

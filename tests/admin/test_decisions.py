@@ -27,7 +27,7 @@ async def watching(served: Served, query: str = "") -> AsyncIterator[aiohttp.Cli
 
 
 async def decision(response: aiohttp.ClientResponse) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while True:
             line = await response.content.readline()
             if line.startswith(b"data: "):

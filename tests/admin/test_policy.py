@@ -142,7 +142,7 @@ async def test_an_applied_file_is_in_force_written_and_remembered_once(
 
 
 async def until_versions(served: Served, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(await history(served)) < count:
             await asyncio.sleep(0.01)
 

@@ -12,8 +12,6 @@ from gateway.messages import Entry
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
-pytestmark = pytest.mark.timeout(30)  # one after the other they would wait for ever
-
 
 async def test_neighbours_that_are_not_in_memory_are_asked_of_the_store_together(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

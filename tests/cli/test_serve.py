@@ -39,7 +39,7 @@ async def start(*arguments: str, cwd: Path, **more: str) -> asyncio.subprocess.P
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             _, said = await process.communicate()
     finally:
         if process.returncode is None:  # a failed test leaves nothing behind either
@@ -52,7 +52,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
 async def announced(process: asyncio.subprocess.Process, before: list[str] | None = None) -> str:
     """-> its address. `before`: is given the lines that it says before that."""
     assert process.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             line = await process.stderr.readline()
             assert line, "ended before it served"
@@ -136,7 +136,7 @@ async def gauge(served: Process, name: str) -> float:
 
 async def reloaded(served: Process, to: float) -> None:
     """Waits until the reload has had its outcome: that is what the metric is for."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while await gauge(served, "nearhit_policy_last_reload_successful") != to:
             await asyncio.sleep(0.05)
 

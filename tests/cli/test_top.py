@@ -96,7 +96,7 @@ def watching(*arguments: str, **environ: str) -> AbstractAsyncContextManager[tup
 
 
 async def read_until(ours: int, words: str, said: str = "") -> str:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while words not in said:
             try:
                 said += (await asyncio.to_thread(os.read, ours, 65536)).decode()
@@ -160,7 +160,7 @@ async def test_a_real_terminal_shows_it_in_24_lines_of_80_and_says_what_a_smalle
     async def shown(expected: str) -> None:
         said = ""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while not fits(expected, said := await tmux("capture-pane", "-p")):
                     await asyncio.sleep(0.1)  # the screen of another process
         except TimeoutError:
@@ -186,7 +186,7 @@ async def test_json_is_an_object_a_line_until_it_is_ended(served: Served, tmp_pa
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             first, second = [json.loads(await process.stdout.readline()) for _ in range(2)]
         assert (first["since_start"], second["since_start"]) == (True, False)
         process.terminate()

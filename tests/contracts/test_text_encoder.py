@@ -41,7 +41,6 @@ def test_contract(rule: Callable[[TextEncoder], None], encoder: TextEncoder) -> 
     rule(encoder)
 
 
-@pytest.mark.timeout(300)
 def test_sentence_transformers_keeps_the_contract_in_the_environment_that_has_it(tmp_path: Path) -> None:
     """The optional adapter is held to the same rules, on the published weights, where torch is installed."""
     python, wheels = BUILD_ENV / "bin" / "python", list((BUILD_ENV / "weights").glob("*.whl"))

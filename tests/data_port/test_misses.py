@@ -31,7 +31,6 @@ from tests.data_port.test_straight import (
     ANSWERS,
     COLD_ANSWERS,
     HOLD,
-    SHORT,
     TIMEOUT_S,
     TRACES,
     One,
@@ -43,6 +42,7 @@ from tests.data_port.test_straight import (
     one,
     post,
     said,
+    short,
     unreachable_alike,
     upstream_that_says,
 )
@@ -306,7 +306,10 @@ async def test_a_crowd_makes_one_call(it: One, upstream: Scripted, model: str) -
 async def test_a_crowd_whose_answer_comes_in_pieces(it: One, upstream: Scripted) -> None:
     await idle(it)
     upstream.script.append([answer(ANSWER)[:-200], b"", b"", b"", answer(ANSWER)[-200:]])
+    upstream.hold.clear()
     asked = [asyncio.create_task(said(it.served, chat(metadata={"n": str(n)}))) for n in range(3)]
+    await until(lambda: aboard(it.served) == 3)
+    upstream.hold.set()
     answers = [await each for each in asked]
     assert sorted(b"collapsed" in each for each in answers) == [False, True, True]
     assert all(ANSWER in each for each in answers)
@@ -633,7 +636,7 @@ async def test_what_there_is_to_wait_for_is_the_stages(tmp_path: Path, upstream:
 
 
 async def test_an_answer_that_takes_too_long_is_told_by_the_stages(tmp_path: Path, upstream: Scripted) -> None:
-    async with one(tmp_path, upstream, ROUTES, main=SHORT) as it:
+    async with one(tmp_path, upstream, ROUTES, main=short("first_byte")) as it:
         await idle(it)
         upstream.hold.clear()
         assert b" 504 " in (await said(it.served, chat())).partition(b"\r\n")[0]

@@ -308,13 +308,13 @@ async def test_a_client_that_leaves_cancels_its_request(served: Served, upstream
     async with connected(served.url) as wire:
         await wire.send(HI)
         await upstream.arrived.wait()
-    await asyncio.wait_for(upstream.left.wait(), 10)
+    await asyncio.wait_for(upstream.left.wait(), 120)
     await until(lambda: not served.gateway.data_port._connections._plain)
 
 
 async def test_an_idle_connection_is_closed_after_its_last_answer(upstream: Upstream, tmp_path: Path) -> None:
     backends = {"main": {"adapter": "openai", "url": upstream.url}}
-    config = config_of(tmp_path, backends, server={"idle_timeout": "200ms", "header_timeout": "10s"})
+    config = config_of(tmp_path, backends, server={"idle_timeout": "2s", "header_timeout": "10s"})
     async with gateway_of(config) as served, connected(served.url) as wire:
         await hot(served, wire)
         assert await wire.rest() == b""

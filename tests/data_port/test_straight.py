@@ -555,23 +555,31 @@ async def test_a_client_that_leaves_as_its_answer_comes_gives_its_place_back(it:
                 writer.close()
 
 
-SHORT = {"timeouts": {"first_byte": "0.2s", "idle": "0.2s"}, "retries": {"attempts": 1}}
+def short(name: str) -> dict[str, Any]:
+    """A backend's keys with one time limit that passes; who answers has the others."""
+    return {"timeouts": {name: "0.2s"}, "retries": {"attempts": 1}}
 
 
-async def test_an_answer_that_takes_too_long_is_told_by_the_stages(tmp_path: Path, upstream: Scripted) -> None:
-    async with one(tmp_path, upstream, main=SHORT) as it:
-        for script, status in (
-            ([b"", answer()], b" 504 "),
-            ([answer()[: -len(OK)], b""], b" 504 "),
-            ([answer()[:-9], b""], b" 502 "),
-        ):
-            await idle(it)
-            upstream.script.append(script)
-            if not script[0]:
-                upstream.hold.clear()
-            assert status in (await said(it.served, HI)).partition(b"\r\n")[0]
-            upstream.hold.set()
-            assert it.books()["load"] == (0, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("limit", "script", "status"),
+    [
+        ("first_byte", [b"", answer()], b" 504 "),
+        ("first_byte", [answer()[: -len(OK)], b""], b" 504 "),
+        ("idle", [answer()[:-9], b""], b" 502 "),
+    ],
+    ids=["no head", "a head alone", "half a body"],
+)
+async def test_an_answer_that_takes_too_long_is_told_by_the_stages(
+    tmp_path: Path, upstream: Scripted, limit: str, script: list[Piece], status: bytes
+) -> None:
+    async with one(tmp_path, upstream, main=short(limit)) as it:
+        await idle(it)
+        upstream.script.append(script)
+        if not script[0]:
+            upstream.hold.clear()
+        assert status in (await said(it.served, HI)).partition(b"\r\n")[0]
+        upstream.hold.set()
+        assert it.books()["load"] == (0, 0, 0, 0)
 
 
 async def test_a_request_keeps_to_the_policy_that_it_was_sent_under(it: One, upstream: Scripted) -> None:

@@ -118,13 +118,13 @@ asyncio.run(main())
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    grandchild = os.pidfd_open(int(await asyncio.wait_for(process.stdout.readline(), 30)))
+    grandchild = os.pidfd_open(int(await asyncio.wait_for(process.stdout.readline(), 120)))
     try:
         died = asyncio.Event()
         asyncio.get_running_loop().add_reader(grandchild, died.set)  # a pidfd is readable once its process ended
         process.kill()
         await process.wait()
-        await asyncio.wait_for(died.wait(), 20)
+        await asyncio.wait_for(died.wait(), 120)
     finally:
         asyncio.get_running_loop().remove_reader(grandchild)
         os.close(grandchild)

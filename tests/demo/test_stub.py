@@ -20,7 +20,7 @@ async def client() -> AsyncIterator[openai.AsyncOpenAI]:
         sys.executable, "-m", "gateway", "stub", "--listen", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
-    said = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
+    said = (await asyncio.wait_for(process.stderr.readline(), 120)).decode()
     found = re.search(r"http://\S+/v1", said)
     assert found, said
     async with openai.AsyncOpenAI(base_url=found[0], api_key="none", max_retries=0) as asking:

@@ -16,7 +16,7 @@ from tests.deploy.traffic import scene
 from tests.fixtures.debian import program
 from tests.fixtures.prometheus import Prometheus, prometheus
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
 WAIT_S = 15.0

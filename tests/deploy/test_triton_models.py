@@ -66,7 +66,7 @@ async def test_the_gateway_gets_answers_limits_counts_and_failures(tmp_path: Pat
             assert "".join(filter(None, deltas)).startswith("<|im_start|>user")
             assert len([d for d in deltas if d]) > 3
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 crowd = await asyncio.gather(*(served.chat(f"number {i} together") for i in range(TOGETHER)))
             assert [answer.status for answer in crowd] == [200] * TOGETHER
 

@@ -57,7 +57,6 @@ async def done(process: asyncio.subprocess.Process, command: str) -> str:
     return said + line.removesuffix(f"{MARK}\n")
 
 
-@pytest.mark.timeout(300)  # some thirty starts of Python, on whatever machine
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_every_command_of_the_tour_prints_what_the_page_says(tmp_path: Path) -> None:
     page = PAGE.read_text()

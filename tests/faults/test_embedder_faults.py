@@ -17,8 +17,6 @@ from gateway.messages import Embedding
 from tests.fixtures.gateways import TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
-
 TIMEOUT_S = 0.1
 ASKED, SAME = "what is the answer to everything else", "What is the answer to everything else?"
 

@@ -30,7 +30,6 @@ from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
 
-pytestmark = pytest.mark.timeout(60)
 NO_FRONT = {"front_size": "1kB", "timeout": "1s"}  # too small for an entry: every hit is the store's
 MEMORY = 2**26
 
@@ -179,7 +178,7 @@ async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
         await until(lambda: sum("cannot be started again yet" in line.message for line in caplog.records) > 1)
         assert not told.is_set()
         written(tmp_path).write_bytes(whole)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await told.wait()
         with Redis.from_url(store.url) as client:
             assert client.get("a") == b"1"
@@ -224,7 +223,7 @@ async def test_a_stop_while_it_is_started_again_ends_both(
     async with gateway_on(upstream, tmp_path) as served:
         monkeypatch.setattr(Reading, "over", reads_on)
         os.kill(store_of(served).pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await looked.wait()
     assert restarts(served) == 0
     assert all(map(gone, started))
@@ -244,7 +243,7 @@ async def test_the_log_says_once_that_the_store_is_away_and_once_that_it_is_back
             await asyncio.gather(*(embedded.chat(f"question {number}") for number in range(20)))
         await back(embedded)
         failed = errors.total()
-        async with asyncio.timeout(30):  # the breaker lets somebody ask
+        async with asyncio.timeout(120):  # the breaker lets somebody ask
             while not said("the store is back"):
                 await embedded.chat("hi")
         took = time.monotonic() - begun

@@ -172,7 +172,7 @@ async def test_who_leaves_while_a_connection_is_opened_leaves_none_behind(
             patch.setattr(client.pool, "opened", cancelling)
             with pytest.raises(asyncio.CancelledError):
                 await asked
-            await until(lambda: client.pool.open == 0, timeout_s=5.0)
+            await until(lambda: client.pool.open == 0)
     assert await body_of(client) == b"ok"
 
 

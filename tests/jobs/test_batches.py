@@ -42,7 +42,7 @@ async def create(client: openai.AsyncOpenAI, *lines: str) -> Batch:
 
 
 async def ended(client: openai.AsyncOpenAI, batch: str) -> Batch:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             found = await client.batches.retrieve(batch)
             if found.status in ("completed", "failed", "expired", "cancelled"):

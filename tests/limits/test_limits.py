@@ -19,8 +19,6 @@ from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
-
 EXACT = "cache: {exact: {ttl: 1h}}"
 ONE = "route: {backend: main}"
 TIERS = "route: {light: light, large: large, escalate_above: 0.0}"  # everything would be large
@@ -324,7 +322,7 @@ async def test_without_the_store_each_gateway_holds_its_part_and_nothing_else_fa
     ) as two:  # fmt: skip
         for served in (one, two):
             assert (await served.chat(f"first of {served.url}")).status == 200
-        await until(lambda: one.gateway.parts.quotas.gateways == two.gateway.parts.quotas.gateways == 2, timeout_s=15.0)
+        await until(lambda: one.gateway.parts.quotas.gateways == two.gateway.parts.quotas.gateways == 2)
         server.freeze()
         statuses = [(await one.chat(f"frozen {i}")).status for i in range(120)]
         assert set(statuses) <= {200, 429}
@@ -332,7 +330,7 @@ async def test_without_the_store_each_gateway_holds_its_part_and_nothing_else_fa
         assert one.gateway.parts.telemetry.limits_local.total() >= 100
         server.thaw()
         held = "nearhit:1:quota:default:tenant:anonymous:cost/day"
-        await until(lambda: int((server.client.get(held) or b"x 0").split()[1]) >= 12_000 * 40, timeout_s=20.0)
+        await until(lambda: int((server.client.get(held) or b"x 0").split()[1]) >= 12_000 * 40)
         # The store has seen two of its hundred an hour; a machine this busy may still keep it from answering in time.
         assert 200 in [(await one.chat(f"again {i}")).status for i in range(5)]
 
@@ -413,7 +411,7 @@ async def test_a_call_that_takes_longer_than_a_place_lasts_keeps_it(
             seconds, micros = outside_store.client.time()
             return seconds * 1_000_000 + micros > ends
 
-        await until(passed, timeout_s=10.0)
+        await until(passed)
         assert (await served.chat("other")).status == 429
         upstream.gate.set()
         assert (await held).status == 200

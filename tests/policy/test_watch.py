@@ -32,7 +32,7 @@ class Reloads:
 
     async def until(self, first_route: str | None) -> None:
         """Waits for a report whose policy begins with this route; None: for one of faults."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not (self.seen and _first_route(self.seen[-1][0]) == first_route):
                 self._reported.clear()
                 await self._reported.wait()

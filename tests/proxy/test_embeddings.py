@@ -14,8 +14,6 @@ from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:

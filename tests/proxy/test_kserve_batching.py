@@ -20,7 +20,7 @@ from tests.fixtures.waiting import until
 from tests.proxy.test_kserve_http import ONE
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 NEVER = "60s"  # no batch leaves because of the time: it is full, or it waits
 
 

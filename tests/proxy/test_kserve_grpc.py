@@ -28,7 +28,7 @@ from tests.fixtures.waiting import until
 from tests.proxy.test_kserve_http import ONE, POLICY, TRITON, executions
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 HARD = "Explain step by step why the proof by induction of this theorem fails, and derive the correct bound."
 Front = Callable[..., AbstractAsyncContextManager[tuple[Served, aio.InferenceServerClient]]]
 ADAPTERS = ["kserve", "triton"]

@@ -19,7 +19,6 @@ from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import KServeTriton
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
 POLICY = """
 version: 1
 routes:

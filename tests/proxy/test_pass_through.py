@@ -213,7 +213,7 @@ async def test_an_upload_reaches_the_upstream_while_it_still_comes(before_raw: S
     raw.script, raw.streaming = script, True
     async with connected(before_raw.url) as wire:
         await wire.send(request("POST", "/v1/files", "Transfer-Encoding: chunked") + b"3\r\none\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await first.wait()
         await wire.send(b"0\r\n\r\n")
         assert (await wire.message()).status == 200
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_an_upload_frees_the_backends_place(before_ra
     async with connected(before_raw.url) as wire:
         await wire.send(request("POST", "/v1/files", "Content-Length: 100") + b"some")
         await arrived.wait()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await gone.wait()
     assert before_raw.gateway.parts.pools["main"].inflight == 0
 

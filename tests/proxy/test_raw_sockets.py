@@ -43,12 +43,14 @@ def said(answer: Message) -> str:
 
 
 @pytest.fixture
-async def impatient(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
-    """A gateway that waits half a second for a body, or for the head of a new connection's first request."""
-    server = {"body_timeout": "500ms", "header_timeout": "500ms", "max_body": "64KiB"}
-    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, server=server)
+async def limited(upstream: Upstream, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """A gateway with the limits that a test names."""
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, server=request.param)
     async with gateway_of(config) as gateway:
         yield gateway
+
+
+SMALL = pytest.mark.parametrize("limited", [{"max_body": "64KiB"}], indirect=True)
 
 
 async def test_one_connection_carries_any_number_of_requests(wire: Wire) -> None:
@@ -198,10 +200,11 @@ async def test_connection_close_is_heeded_by_hits_and_misses(served: Served) -> 
             assert await wire.rest() == b""
 
 
-async def test_an_oversize_body_is_refused_and_the_next_request_answered(impatient: Served) -> None:
+@SMALL
+async def test_an_oversize_body_is_refused_and_the_next_request_answered(limited: Served) -> None:
     """The body that nobody wanted is read to its end and not taken for requests."""
     poison = HEALTH * 2000
-    async with connected(impatient.url) as wire:
+    async with connected(limited.url) as wire:
         await wire.send(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(poison), poison) + ask("hi"))
         assert (await wire.message()).status == 413
         assert said(await wire.message()) == "upstream answers: hi"
@@ -214,8 +217,9 @@ async def test_who_waits_for_100_continue_gets_it(wire: Wire) -> None:
     assert said(await wire.message()) == "upstream answers: hi"
 
 
-async def test_who_waits_for_100_continue_with_too_much_is_refused_at_once(impatient: Served) -> None:
-    async with connected(impatient.url) as wire:
+@SMALL
+async def test_who_waits_for_100_continue_with_too_much_is_refused_at_once(limited: Served) -> None:
+    async with connected(limited.url) as wire:
         await wire.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n")
         assert (await wire.message()).status == 413
 
@@ -254,17 +258,19 @@ async def test_an_upgrade_that_the_backend_ignores_is_a_plain_request(wire: Wire
     assert ["Upgrade" in call.headers for call in upstream.calls] == [True, False]
 
 
-async def test_a_body_that_never_ends_is_given_up(impatient: Served, upstream: Upstream) -> None:
-    async with connected(impatient.url) as wire:
+@pytest.mark.parametrize("limited", [{"body_timeout": "500ms"}], indirect=True)
+async def test_a_body_that_never_ends_is_given_up(limited: Served, upstream: Upstream) -> None:
+    async with connected(limited.url) as wire:
         await wire.send(HEAD + LENGTH + b"\r\n" + HI[:-1])
         assert (await wire.message()).status == 408
         assert await wire.rest() == b""
     assert upstream.calls == []
 
 
-async def test_a_head_that_never_ends_is_given_up(impatient: Served) -> None:
+@pytest.mark.parametrize("limited", [{"header_timeout": "500ms"}], indirect=True)
+async def test_a_head_that_never_ends_is_given_up(limited: Served) -> None:
     for beginning in (b"", HEAD):
-        async with connected(impatient.url) as wire:
+        async with connected(limited.url) as wire:
             await wire.send(beginning)
             assert await wire.rest() == b""
 

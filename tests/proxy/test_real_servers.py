@@ -14,8 +14,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 
-pytestmark = pytest.mark.timeout(180)  # a server is started
-
 
 def tensor(datatype: str, data: list[Any]) -> dict[str, Any]:
     return {"name": "given", "datatype": datatype, "shape": [len(data)], "data": data}

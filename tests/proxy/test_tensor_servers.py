@@ -17,8 +17,6 @@ from aiohttp import web
 
 from tests.fixtures.gateways import TIERS, Served, config_of, gateway_of
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Server:
     """`half_plus_two` of TensorFlow Serving's own tests; a classifier that counts the bytes it was sent."""

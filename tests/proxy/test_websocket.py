@@ -15,8 +15,6 @@ from aiohttp import WSMsgType, web
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Realtime:
     """A backend that answers each frame with the same one."""

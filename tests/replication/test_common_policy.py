@@ -20,7 +20,6 @@ from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
 FIRST, SECOND, THIRD = (BOTH_CACHES.replace("ttl: 1h", f"ttl: {hours}h") for hours in (1, 2, 3))
 OPERATOR = Author("ada", "api", "longer")
 FILE = "default.yaml"

@@ -19,7 +19,6 @@ from tests.fixtures.upstream import Upstream
 from tests.replication.test_replicas import Start, on, start
 
 __all__ = ["start"]
-pytestmark = pytest.mark.timeout(60)
 
 
 async def stats(served: Served) -> dict[str, Any]:
@@ -29,7 +28,7 @@ async def stats(served: Served) -> dict[str, Any]:
 
 
 async def until_told(served: Served, *, gateways: int, requests: int) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             report = await stats(served)
             if (report["gateways"], report["requests"]) == (gateways, requests):

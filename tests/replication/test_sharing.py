@@ -26,7 +26,6 @@ from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
 PRIOR = [(0.5, 0.02)] * BANDS
 PROMISE = Acceptance(max_wrong_hits=0.01)
 

@@ -19,7 +19,6 @@ from tests.fixtures.upstream import completion
 from tests.fixtures.waiting import until
 from tests.routing.test_dispatch import EASY, HARD, answering, backend_of, cut, dropping, reasons, silent
 
-pytestmark = pytest.mark.timeout(60)  # what gets stuck fails soon
 CANARY = policy_of("backend: {current: 80%, next: 20%}")
 
 

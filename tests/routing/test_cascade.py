@@ -20,7 +20,6 @@ from tests.fixtures.upstream import USAGE, Answer, Upstream, completion, frame, 
 from tests.fixtures.waiting import until
 from tests.routing.test_dispatch import EASY, HARD, answering, backend_of, cut, dropping, observe, reasons, silent
 
-pytestmark = pytest.mark.timeout(60)  # what gets stuck fails soon
 NAMES = ("small", "big", "judge")
 
 

@@ -6,16 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.backends.lane import FAILURES
 from gateway.routing.breaker import State
 from gateway.routing.waiting import UNKNOWN_PER_PLACE
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
 
 LIMIT = 2
 HELD = LIMIT * (1 + UNKNOWN_PER_PLACE)  # with the backend, and waiting for a place

@@ -24,8 +24,6 @@ from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, stream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)  # what gets stuck fails soon
-
 EASY = "What time is it?"
 HARD = (
     "Explain step by step why this function deadlocks, compare three designs that avoid it, and prove that yours does "

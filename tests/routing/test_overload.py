@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from gateway.adapters.gate import Gate
@@ -18,8 +17,6 @@ from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of
 from tests.fixtures.waiting import until
-
-pytestmark = pytest.mark.timeout(30)
 
 LIMIT = 2
 ROOM = LIMIT * UNKNOWN_PER_PLACE

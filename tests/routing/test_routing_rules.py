@@ -18,8 +18,6 @@ from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
-
 POLICY = """
 version: 1
 routes:

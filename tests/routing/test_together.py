@@ -19,7 +19,6 @@ from tests.fixtures.several import behind, counted, policy_of
 from tests.routing.test_cascade import sure
 from tests.routing.test_dispatch import EASY, HARD, answering, backend_of, observe, reasons
 
-pytestmark = pytest.mark.timeout(90)
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = ("small", "mid", "big", "next", "eu", "judge")
 PRICED = {"price": {"input_per_million": 1.0, "output_per_million": 1.0}}

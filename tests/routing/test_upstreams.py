@@ -23,8 +23,6 @@ from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, completion, serving, stream
 from tests.fixtures.waiting import until
 
-pytestmark = pytest.mark.timeout(30)
-
 TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
 
 
