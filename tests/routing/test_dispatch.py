@@ -45,7 +45,14 @@ def backends(light: Upstream, large: Upstream, **light_options: Any) -> dict[str
 
 @pytest.fixture
 async def timed(light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Served]:
-    """Two tiers and a clock of the test's own; the light one has 250 ms for its first byte."""
+    """Two tiers and a clock of the test's own."""
+    async with gateway_of(config_of(tmp_path, backends(light, large)), TIERS, clock=clock) as served:
+        yield served
+
+
+@pytest.fixture
+async def hasty(light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Served]:
+    """The same; the light one has 250 ms for its first byte."""
     config = config_of(tmp_path, backends(light, large, timeouts={"first_byte": "250ms"}))
     async with gateway_of(config, TIERS, clock=clock) as served:
         yield served
@@ -359,16 +366,16 @@ FAILURES_BEFORE_THE_FIRST_BYTE: dict[str, Script] = {
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("fault", FAILURES_BEFORE_THE_FIRST_BYTE)
 async def test_a_failure_before_the_first_byte_is_made_good_by_the_other_tier(
-    timed: Served, light: Upstream, large: Upstream, fault: str, streamed: bool
+    hasty: Served, light: Upstream, large: Upstream, fault: str, streamed: bool
 ) -> None:
     light.answer = FAILURES_BEFORE_THE_FIRST_BYTE[fault]
-    answer = await timed.chat(EASY, stream=streamed)
+    answer = await hasty.chat(EASY, stream=streamed)
     assert answer.status == 200
     assert b"large answers: " in answer.body or b'"large"' in answer.body
     assert backend_of(answer) == "large"
     assert answer.cache_status == "nearhit; fwd=miss; stored"
     assert large.calls[0].json["model"] == "big"
-    assert timed.gateway.parts.pools["light"].inflight == 0
+    assert hasty.gateway.parts.pools["light"].inflight == 0
 
 
 async def test_a_backend_that_nobody_listens_for_is_made_good_too(large: Upstream, tmp_path: Path) -> None:
