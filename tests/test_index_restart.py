@@ -265,8 +265,10 @@ async def test_what_is_stored_anew_during_the_comparison_stays(clock: FakeClock)
 
 
 async def test_a_store_that_is_late_once_is_asked_again_at_once(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recovery, "RETRY_S", 3600.0)
+
     class Late(MemoryStore):
         left = 2
 
@@ -279,7 +281,7 @@ async def test_a_store_that_is_late_once_is_asked_again_at_once(
 
     store, index = Late(clock), ExactIndex(DIMENSION, max_entries=100)
     await store.put(entry_of("kept"), vector_of(1))
-    async with asyncio.timeout(recovery.RETRY_S):
+    async with asyncio.timeout(120):
         await recovery_of(store, index, clock).run()
     assert await index.fingerprints() == [hexed("kept")]
     assert caplog.messages == ["the index is not read yet"]

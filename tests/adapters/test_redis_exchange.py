@@ -216,7 +216,7 @@ async def test_a_connection_on_which_nothing_comes_is_given_up() -> None:
 
 async def test_each_waits_for_its_own_time_in_whatever_order_they_asked() -> None:
     it = await opened()
-    long, short = it.ask("GET", "long", within_s=0.05), it.ask("GET", "short", within_s=0.01)
+    long, short = it.ask("GET", "long", within_s=LONG_S), it.ask("GET", "short", within_s=0.01)
     it.come(b"$5\r\nh")
     done, _ = await asyncio.wait([long, short], return_when=asyncio.FIRST_COMPLETED)
     assert done == {short}

@@ -19,7 +19,7 @@ from tests.fixtures.prometheus import Prometheus, prometheus
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
-WAIT_S = 15.0
+WAIT_S = 60.0
 # Series that this traffic does not make, and why.
 ABSENT = {
     "nearhit_auth_failures_total": "wrong credentials, on a port that wants any: tests/admin/test_roles.py has them",

@@ -36,7 +36,7 @@ async def delete(served: Served, path: str, headers: Mapping[str, str] | None = 
 
 
 async def over(
-    served: Served, job: str, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    served: Served, job: str, headers: Mapping[str, str] | None = None, timeout_s: float = 120.0
 ) -> dict[str, Any]:
     """What is said of it once it is over. Asked for again and again, as clients do: its worker may be elsewhere."""
     async with asyncio.timeout(timeout_s):

@@ -18,6 +18,8 @@ from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import delete, main_of, over, submit
 
+VISIBILITY = "3s"  # where attempts are counted: a worker is heard of three times as often, also on a busy machine
+
 
 async def test_a_job_whose_gateway_is_killed_is_answered_after_its_restart(upstream: Upstream, tmp_path: Path) -> None:
     config = write_config(tmp_path, main_of(upstream), NO_CACHE, jobs={"visibility": "1s"})
@@ -49,7 +51,7 @@ async def test_jobs_survive_when_the_store_is_killed_with_the_gateway(upstream: 
 async def test_another_gateway_takes_over_from_one_that_is_killed(
     upstream: Upstream, outside_store: OutsideServer, tmp_path: Path
 ) -> None:
-    shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"visibility": "1s"}}
+    shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"visibility": VISIBILITY}}
     (tmp_path / "a").mkdir()
     config = write_config(tmp_path / "a", main_of(upstream), NO_CACHE, **shared)
     other = config_of(tmp_path / "b", main_of(upstream), **shared)
@@ -69,7 +71,7 @@ async def test_a_job_that_kills_its_workers_is_a_dead_letter(
     upstream: Upstream, outside_store: OutsideServer, tmp_path: Path
 ) -> None:
     """It is begun as often as `jobs.attempts` says, and no more: it does not take one gateway down after the other."""
-    shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"visibility": "1s", "attempts": 2}}
+    shared = {"store": {"url": outside_store.url, "timeout": "10s"}, "jobs": {"visibility": VISIBILITY, "attempts": 2}}
     upstream.gate.clear()
     job = ""
     for folder in ("a", "b"):

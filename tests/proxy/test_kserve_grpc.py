@@ -234,8 +234,8 @@ def inflight(served: Served) -> int:
 
 
 async def test_a_model_that_falls_silent_ends_its_stream_with_an_error(front: Front) -> None:
-    async with front("triton", timeouts={"idle": "100ms"}) as (served, client):
-        slow = tensor("INT32", np.array([400], np.int32), "DELAY_MS")
+    async with front("triton", timeouts={"idle": "500ms"}) as (served, client):
+        slow = tensor("INT32", np.array([2000], np.int32), "DELAY_MS")
         first, error = [each async for each in stream_of(client, ("repeat", [numbers(1, 2), slow], ""))]
         assert first.as_numpy("OUT").tolist() == [1]
         assert isinstance(error, InferenceServerException)

@@ -254,7 +254,7 @@ async def test_a_triton_that_is_down_is_said_quickly(front: Front, streamed: boo
         started = time.perf_counter()
         with pytest.raises(openai.InternalServerError) as caught:
             await client.chat.completions.create(model="m", **ASK, stream=streamed)
-        assert time.perf_counter() - started < 3
+        assert time.perf_counter() - started < 30, "half of what its first byte may take"
         assert (caught.value.status_code, caught.value.type) == (502, "upstream_error")
         assert inflight(served) == 0
 
