@@ -120,7 +120,7 @@ async def test_after_an_answer_that_cannot_be_stored_all_fly_alone_and_at_once(
 
 async def test_a_deadline_bounds_the_wait(served: Served, upstream: Upstream) -> None:
     first = await in_flight(served, upstream)
-    hurried = asyncio.create_task(served.chat(ALIKE[0], headers={"x-latency-budget-ms": "400"}))
+    hurried = asyncio.create_task(served.chat(ALIKE[0], headers={"x-latency-budget-ms": "4000"}))
     await until(lambda: len(upstream.calls) == 2)
     upstream.gate.set()
     assert (await hurried).status == (await first).status == 200

@@ -262,7 +262,7 @@ async def test_a_receiver_that_does_not_answer_holds_nobody_up(
             while not spans[("queue-full",)]:
                 assert (await served.chat(SECRET)).status == 200
         started = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - started < 10
+    assert asyncio.get_running_loop().time() - started < 30
     assert spans[("exported",)] == 0
 
 

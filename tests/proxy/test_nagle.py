@@ -6,12 +6,13 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import chunk, completion
 
-ANSWERS = 24
+FIRST, MOST = 12, 200  # answers: before an acknowledgement is delayed at all, and of which one has to come in time
 DELAYED_ACK_S = 0.04  # Linux' shortest
 
 
@@ -51,36 +52,43 @@ async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.close()
 
 
+async def some_are_in_time(ask: Callable[[int], Awaitable[None]]) -> bool:
+    """Not a measurement: without the acknowledgement in time each answer but the first few takes 40 ms. One that takes
+    less did not wait for it; on a busy machine it may take many until one does."""
+    for i in range(FIRST + MOST):
+        started = time.perf_counter()
+        await ask(i)
+        if i >= FIRST and time.perf_counter() - started < DELAYED_ACK_S:
+            return True
+    return False
+
+
 async def test_no_stream_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
     """Nor does one that is relayed, though the acknowledgement is asked for once an answer."""
     server = await asyncio.start_server(stream, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     backend = {"adapter": "openai", "url": f"http://{host}:{port}/v1"}
     async with gateway_of(config_of(tmp_path, {"main": backend}), NO_CACHE) as it:
-        took = []
-        for _ in range(ANSWERS):
-            started = time.perf_counter()
+
+        async def ask(_: int) -> None:
             assert (await it.chat("question", stream=True)).body.count(b"yes") == 5
-            took.append(time.perf_counter() - started)
-        assert min(took[ANSWERS // 2 :]) < DELAYED_ACK_S
+
+        assert await some_are_in_time(ask)
     server.close()
     await server.wait_closed()
 
 
 async def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
-    """Not a measurement: without the acknowledgement in time each answer but the first few takes 40 ms. One of the last
-    dozen that takes less, on however busy a machine, did not wait for it."""
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with gateway_of(
         config_of(tmp_path, {"main": {"adapter": "openai", "url": f"http://{host}:{port}/v1"}})
     ) as it:
         await it.chat("warm up")
-        took = []
-        for i in range(ANSWERS):
-            started = time.perf_counter()
+
+        async def ask(i: int) -> None:
             assert (await it.chat(f"question w{i} of x{i}")).text == "yes"
-            took.append(time.perf_counter() - started)
-        assert min(took[ANSWERS // 2 :]) < DELAYED_ACK_S
+
+        assert await some_are_in_time(ask)
     server.close()
     await server.wait_closed()

@@ -102,7 +102,7 @@ def test_an_event_without_end_is_bounded() -> None:
 
 async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream) -> None:
     """Nagle's algorithm would hold each back until the client's delayed acknowledgement of the one before it, 40 ms
-    later, of 20 events that wait for each other all but the first few. One that takes less was not held back, however
+    later, of 200 events that wait for each other all but the first few. One that takes less was not held back, however
     busy the machine."""
     seen = asyncio.Event()
 
@@ -111,7 +111,7 @@ async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream)
         seen.clear()
 
     async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        return await stream(request, call, " ".join("word" for _ in range(20)), between=between)
+        return await stream(request, call, " ".join("word" for _ in range(200)), between=between)
 
     upstream.answer = answer
     async with served.session.post(served.url + "/v1/chat/completions", json=ASK) as response:
@@ -121,7 +121,7 @@ async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream)
                 arrived.append(time.perf_counter())
                 seen.set()
         # The last three come at once: the end, the usage, [DONE].
-        assert min(after - before for before, after in pairwise(arrived[10:20])) < 0.04
+        assert min(after - before for before, after in pairwise(arrived[10:200])) < 0.04
         assert [undelayed(transport) for transport in transports(served)] == [True, True]
 
 

@@ -128,28 +128,28 @@ async def test_the_clients_model_name_decides_the_key_and_not_the_tier(tiered: S
     assert [call.json["model"] for call in large.calls] == ["big", "big"]
 
 
-async def test_a_budget_that_large_does_not_keep_sends_a_hard_request_to_light(tiered: Served) -> None:
-    observe(tiered, "large", 2.0)
-    assert backend_of(await tiered.chat(HARD)) == "large"
-    tight = await tiered.chat(HARD, headers={"x-latency-budget-ms": "900"}, seed=1)
+async def test_a_budget_that_large_does_not_keep_sends_a_hard_request_to_light(timed: Served) -> None:
+    observe(timed, "large", 2.0)
+    assert backend_of(await timed.chat(HARD)) == "large"
+    tight = await timed.chat(HARD, headers={"x-latency-budget-ms": "900"}, seed=1)
     assert backend_of(tight) == "light"
     assert float(tight.headers["x-nearhit-complexity"]) > 0.5
-    assert reasons(tiered)["light", "budget"] == 1
-    assert backend_of(await tiered.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=2)) == "large"
+    assert reasons(timed)["light", "budget"] == 1
+    assert backend_of(await timed.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=2)) == "large"
 
 
-async def test_a_budget_for_the_first_token_counts_for_streams(tiered: Served) -> None:
-    observe(tiered, "large", 2.0, streamed=True)
+async def test_a_budget_for_the_first_token_counts_for_streams(timed: Served) -> None:
+    observe(timed, "large", 2.0, streamed=True)
     headers = {"x-slo-ttft-ms": "500"}
-    assert backend_of(await tiered.chat(HARD, headers=headers, stream=True)) == "light"
-    assert backend_of(await tiered.chat(HARD, headers={"x-slo-ttft-ms": "5000"}, stream=True, seed=1)) == "large"
+    assert backend_of(await timed.chat(HARD, headers=headers, stream=True)) == "light"
+    assert backend_of(await timed.chat(HARD, headers={"x-slo-ttft-ms": "5000"}, stream=True, seed=1)) == "large"
 
 
-async def test_an_easy_request_goes_to_large_when_only_that_is_fast_enough(tiered: Served) -> None:
-    observe(tiered, "light", 2.0)
-    observe(tiered, "large", 0.1)
-    assert backend_of(await tiered.chat(EASY, headers={"x-latency-budget-ms": "900"})) == "large"
-    assert reasons(tiered) == {("large", "budget"): 1}
+async def test_an_easy_request_goes_to_large_when_only_that_is_fast_enough(timed: Served) -> None:
+    observe(timed, "light", 2.0)
+    observe(timed, "large", 0.1)
+    assert backend_of(await timed.chat(EASY, headers={"x-latency-budget-ms": "900"})) == "large"
+    assert reasons(timed) == {("large", "budget"): 1}
 
 
 LATE = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, latency_budget: 900ms, late: LATE")
@@ -162,10 +162,10 @@ def promises(served: Served) -> dict[str, float]:
 
 @pytest.mark.parametrize(("late", "expected"), [("soonest", "large"), ("light", "light"), ("stale", "large")])
 async def test_where_nobody_is_in_time_the_policy_says_who_is_asked(
-    light: Upstream, large: Upstream, tmp_path: Path, late: str, expected: str
+    light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock, late: str, expected: str
 ) -> None:
     policy = LATE.replace("LATE", late).replace("cache: {", "cache: {stale_if_error: 1d, ")
-    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy, clock=clock) as served:
         observe(served, "light", 4.0)
         observe(served, "large", 2.0)
         assert backend_of(await served.chat(EASY)) == expected
@@ -173,9 +173,11 @@ async def test_where_nobody_is_in_time_the_policy_says_who_is_asked(
 
 
 async def test_a_policy_may_refuse_at_once_and_says_what_was_predicted(
-    light: Upstream, large: Upstream, tmp_path: Path
+    light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with gateway_of(config_of(tmp_path, backends(light, large)), LATE.replace("LATE", "refuse")) as served:
+    async with gateway_of(
+        config_of(tmp_path, backends(light, large)), LATE.replace("LATE", "refuse"), clock=clock
+    ) as served:
         observe(served, "light", 4.0)
         observe(served, "large", 2.0)
         refused = await served.chat(EASY)
@@ -212,10 +214,10 @@ async def test_who_waits_for_a_request_without_time_is_not_refused_with_it(
         assert len(light.calls) == 1, "one of them led the others"
 
 
-async def test_a_single_backend_can_be_too_late_too(upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_single_backend_can_be_too_late_too(upstream: Upstream, tmp_path: Path, clock: FakeClock) -> None:
     policy = BOTH_CACHES.replace("{backend: main}", "{backend: main, latency_budget: 900ms, late: refuse}")
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
-    async with gateway_of(config, policy) as served:
+    async with gateway_of(config, policy, clock=clock) as served:
         assert (await served.chat(EASY)).status == 200, "nothing is known yet"
         observe(served, "main", 4.0)
         assert (await served.chat(HARD)).status == 504
@@ -239,11 +241,11 @@ async def test_a_policy_may_serve_what_is_stale_where_nobody_is_in_time(
         assert promises(served)["stale"] == 1
 
 
-async def test_what_was_predicted_is_shown_where_there_is_a_budget(tiered: Served) -> None:
-    observe(tiered, "light", 0.2)
-    told = (await tiered.chat(EASY, headers={"x-latency-budget-ms": "900"})).headers["Server-Timing"]
+async def test_what_was_predicted_is_shown_where_there_is_a_budget(timed: Served) -> None:
+    observe(timed, "light", 0.2)
+    told = (await timed.chat(EASY, headers={"x-latency-budget-ms": "900"})).headers["Server-Timing"]
     assert re.search(r'predict;desc="light=0\.2\d* large=\? left=0\.[89]\d* sure=0\.95"', told), told
-    assert "predict" not in (await tiered.chat(HARD)).headers["Server-Timing"]
+    assert "predict" not in (await timed.chat(HARD)).headers["Server-Timing"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -316,9 +318,11 @@ async def test_of_many_at_once_one_finds_out_how_long_an_unknown_backend_takes(
     assert backend_of(await tiered.chat(HARD, headers=headers, seed=9)) == "large"
 
 
-async def test_a_policys_budget_holds_without_a_header(light: Upstream, large: Upstream, tmp_path: Path) -> None:
+async def test_a_policys_budget_holds_without_a_header(
+    light: Upstream, large: Upstream, tmp_path: Path, clock: FakeClock
+) -> None:
     policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, latency_budget: 900ms")
-    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy, clock=clock) as served:
         observe(served, "large", 2.0)
         assert backend_of(await served.chat(HARD)) == "light"
 

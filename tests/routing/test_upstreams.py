@@ -561,7 +561,7 @@ async def test_who_is_given_up_and_finds_nobody_else_spends_no_retry(
         upstream.gate.clear()
     async with gateway_of(config_of(tmp_path, main(upstreams, adaptive=False)), NO_CACHE, clock=clock) as served:
         pool = served.gateway.parts.pools["main"]
-        calls = [asyncio.create_task(served.chat("a", headers={"x-latency-budget-ms": "800"})) for _ in range(3)]
+        calls = [asyncio.create_task(served.chat("a", headers={"x-latency-budget-ms": "3000"})) for _ in range(3)]
         await until(lambda: sum(counts(upstreams)) == 3)
         for lane in pool.lanes:  # meanwhile they say that they want to be left alone
             lane.waits.add("", clock.monotonic() + 60)
