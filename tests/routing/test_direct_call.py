@@ -18,7 +18,6 @@ from tests.data_port.test_straight import (
     HI,
     HOLD,
     REQUESTS,
-    SHORT,
     One,
     Scripted,
     answer,
@@ -27,16 +26,13 @@ from tests.data_port.test_straight import (
     one,
     post,
     said,
-    scripted,
+    short,
+    upstream_that_says,
 )
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[Scripted]:
-    async with scripted() as upstream:
-        yield upstream
+upstream = upstream_that_says(answer())
 
 
 @pytest.fixture
@@ -103,7 +99,7 @@ async def test_a_client_that_leaves_cancels_upstream(it: One, upstream: Scripted
 
 
 async def test_an_answer_that_takes_too_long(tmp_path: Path, upstream: Scripted, made: list[bytes]) -> None:
-    async with one(tmp_path, upstream, main=SHORT) as it:
+    async with one(tmp_path, upstream, main=short("first_byte")) as it:
         it.straight._on = False
         await idle(it)
         upstream.hold.clear()
