@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import StoreUnavailable
 from gateway.jobs.batch_store import BatchStore
-from gateway.jobs.batches import Batch, Fault, File, Line, file_id, key_of, lines_of, output_of
+from gateway.jobs.batches import Batch, Fault, File, Line, Reading, file_id, key_of, output_of
 from gateway.jobs.model import Job, Standing, Unsealable
 from gateway.jobs.store import Admittance, Bounds, JobStore
 from gateway.ports import Clock
@@ -130,7 +130,7 @@ class BatchDriver:
         driven = self._driven.get(name) or await self._taken(name, leased)
         if driven is None:
             return
-        self._driven[name], driven.leased = driven, leased
+        self._driven[name], driven.leased = driven, max(leased, driven.leased)
         await self._collect(driven, ended)
         stop = await self._stopped(driven.batch)
         if stop:
@@ -142,12 +142,16 @@ class BatchDriver:
 
     async def _keep(self, driven: _Driven) -> None:
         """The lease, over steps that take long: 10,000 lines that are given up are as many writes. Raises `_Lost`."""
+        driven.leased = await self._kept(driven.batch.id, driven.leased)
+
+    async def _kept(self, batch: str, leased: float) -> float:
+        """Since when. Raises `_Lost`."""
         now = self._clock.monotonic()
-        if now - driven.leased < RENEW_S:
-            return
-        if now - driven.leased >= LEASE_S or not await self._store.lease(driven.batch.id, self._name, LEASE_S):
+        if now - leased < RENEW_S:
+            return leased
+        if now - leased >= LEASE_S or not await self._store.lease(batch, self._name, LEASE_S):
             raise _Lost
-        driven.leased = now
+        return now
 
     async def _taken(self, name: str, leased: float) -> _Driven | None:
         """None: it turned out to be over."""
@@ -155,8 +159,13 @@ class BatchDriver:
         if batch is None:
             return None
         content = await self._store.content(batch.input_file)
+        reading = Reading(content or b"", batch.endpoint, self._max_lines)
+        while content is not None and not reading.over:
+            reading.step()
+            await asyncio.sleep(0)
+            leased = await self._kept(name, leased)
         missing = [Fault(0, "the input file is gone", "file_not_found")]
-        lines, faults = ([], missing) if content is None else lines_of(content, batch.endpoint, self._max_lines)
+        lines, faults = reading.lines, missing if content is None else reading.faults
         now = self._clock.wall()
         if faults:
             await self._store.close(batch.became("failed", now, faults=tuple(faults)), self._keep_s)
@@ -247,7 +256,7 @@ class BatchDriver:
             await self._keep(driven)
             outputs = await self._store.outputs(batch.id, completed=completed)
             if outputs:
-                content = b"".join(outputs[line] + b"\n" for line in sorted(outputs))
+                content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
                 names[f"{kind}_file"] = name = file_id(batch.id, kind)
                 filename = f"{batch.id}_{kind}.jsonl"
                 file = File(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
@@ -256,3 +265,7 @@ class BatchDriver:
         done = batch.became("finalizing", now).became(status, now, **names)
         await self._store.close(done, self._keep_s)
         self._driven.pop(batch.id, None)
+
+
+def _joined(outputs: Mapping[int, bytes]) -> bytes:
+    return b"".join(outputs[line] + b"\n" for line in sorted(outputs))

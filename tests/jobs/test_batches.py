@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from redis import Redis
 
 from gateway.adapters.embedded_valkey import socket_path
 from gateway.adapters.redis_names import ONE_SERVER
+from gateway.jobs.batches import STEP_BYTES, STEP_LINES, Reading
 from gateway.jobs.batches import Batch as Stored
-from gateway.jobs.batches import lines_of
 from gateway.stages import batches
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
@@ -205,6 +206,54 @@ async def test_forms_and_batches_that_are_none_are_refused(batching: Served) -> 
 
 def test_more_lines_than_a_batch_may_have_are_refused() -> None:
     content = "\n".join(map(line, range(11))).encode()
-    assert len(lines_of(content, CHAT, 11)[0]) == 11
-    assert [fault.code for fault in lines_of(content, CHAT, 10)[1]] == ["too_many_requests"]
-    assert [fault.code for fault in lines_of(b"\n\n", CHAT, 10)[1]] == ["empty_file"]
+    assert len(read(content, 11).lines) == 11
+    assert [fault.code for fault in read(content, 10).faults] == ["too_many_requests"]
+    assert [fault.code for fault in read(b"\n\n", 10).faults] == ["empty_file"]
+    assert [fault.code for fault in read(b"", 10).faults] == ["empty_file"]
+    for reading in (read(content, 10), read(content + b"\n{}", 100)):
+        assert reading.lines == []
+
+
+def read(content: bytes, most: int) -> Reading:
+    reading = Reading(content, CHAT, most)
+    while not reading.over:
+        reading.step()
+    return reading
+
+
+def test_a_step_reads_so_many_lines_or_bytes() -> None:
+    """A large file is read in steps, and others have their turn in between."""
+    long = line(1).replace('"m"', '"%s"' % ("m" * STEP_BYTES))
+    for content in ("\n".join(map(line, range(STEP_LINES + 1))), "\n" * STEP_LINES, f"{long}\n{line(2)}"):
+        reading = Reading(content.encode(), CHAT, 1000)
+        reading.step()
+        assert not reading.over
+        reading.step()
+        assert reading.over
+
+
+async def test_others_have_their_turn_while_a_large_file_is_read(batching: Served) -> None:
+    turns, counts = 0, list[int]()
+    steps = Reading.step
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def counted(reading: Reading) -> None:
+        counts.append(turns)
+        steps(reading)
+
+    many = [line(number) for number in range(5 * STEP_LINES)]
+    beside = asyncio.create_task(other())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reading, "step", counted)
+        async with client_of(batching) as client:
+            batch = await create(client, *many, "that is none")
+            failed = await ended(client, batch.id)
+    beside.cancel()
+    assert failed.status == "failed"
+    assert len(counts) == 6
+    assert all(after > before for before, after in pairwise(counts))
