@@ -29,6 +29,7 @@ STALL_S = 0.02
 LOOK_S = 0.05
 SAY_S = 60.0  # between two lines of the log
 FRAMES = 12  # of a stack that are kept
+NO_CODE = "the event loop itself"  # sockets, timers, and the wait for either: C
 BELOW = "asyncio.runners"  # the frames from there on are those of whoever runs the loop
 
 
@@ -51,21 +52,25 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`stack`: innermost first, each as module:function:line; empty where nobody looked in time, or where the loop was
-    in no Python code."""
+    """`stack`: innermost first, each as module:function:line; empty where the loop was in no Python code. None: nobody
+    looked in time, as it was over before, or as the thread that looks had no processor either."""
 
     seconds: float
     cause: Cause
-    stack: tuple[str, ...]
+    stack: tuple[str, ...] | None
 
     @property
-    def where(self) -> str:
-        """The innermost code of ours, or else of anybody's; empty where nothing is known."""
+    def where(self) -> str | None:
+        """The innermost code of ours, or else of anybody's; None where nobody knows."""
+        if not self.stack:
+            return None if self.stack is None else NO_CODE
         ours = (frame for frame in self.stack if frame.startswith("gateway."))
-        return next(ours, self.stack[0] if self.stack else "")
+        return next(ours, self.stack[0])
 
     def plain(self) -> dict[str, Any]:
-        return {"ms": round(1e3 * self.seconds, 1), "cause": str(self.cause), "where": self.where}
+        """`where` is there where it is known."""
+        told = {"ms": round(1e3 * self.seconds, 1), "cause": str(self.cause)}
+        return told if self.where is None else told | {"where": self.where}
 
 
 def late(before: Reading, now: Reading) -> float:
@@ -143,7 +148,7 @@ class LoopWatch:
         self._lag.observe(lag)
         if lag > STALL_S:
             at, stack = self._seen
-            self._stalled(Stall(lag, cause_of(before, now), stack if at == before.at else ()), now.at)
+            self._stalled(Stall(lag, cause_of(before, now), stack if at == before.at else None), now.at)
         self._before = replace(now, tick=next_tick(before, now))
         self._wait()
 
@@ -155,7 +160,7 @@ class LoopWatch:
         if now - self._said_at < SAY_S:
             self._unsaid += 1
             return
-        fields = stall.plain() | {"stack": list(stall.stack), "unsaid": self._unsaid}
+        fields = stall.plain() | ({"stack": list(stall.stack)} if stall.stack else {}) | {"unsaid": self._unsaid}
         LOG.warning("the event loop stood still", extra={"fields": fields})
         self._said_at, self._unsaid = now, 0
 

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from gateway.observing.loop_watch import (
     IDLE_TICK_S,
+    NO_CODE,
     STALL_S,
     TICK_S,
     Cause,
     LoopWatch,
     Reading,
+    Stall,
     cause_of,
     late,
     next_tick,
@@ -49,7 +51,7 @@ async def test_a_call_that_blocks_is_counted_measured_and_named(caplog: pytest.L
             await until(lambda: watch.last is not None)
     assert watch.longest is not None
     assert watch.longest.seconds > STALL_S
-    assert watch.longest.where.startswith("tests.observing.test_loop_watch:stand_still:")
+    assert (watch.longest.where or "").startswith("tests.observing.test_loop_watch:stand_still:")
     assert telemetry.loop_stalls.total() >= 1
     (line,) = said(caplog)
     assert line.message == "the event loop stood still"
@@ -77,6 +79,21 @@ async def test_a_gateway_tells_of_its_stalls_on_the_admin_port(served: Served) -
     said = served.gateway.stats.report()
     assert sum(said["loop_stalls"].values()) >= 1
     assert said["loop"]["longest"]["ms"] > 1e3 * STALL_S
+
+
+def test_where_it_stood_is_left_out_where_nobody_knows() -> None:
+    assert Stall(0.03, Cause.BUSY, None).plain() == {"ms": 30.0, "cause": "busy"}
+    assert Stall(0.03, Cause.STARVED, ()).plain()["where"] == NO_CODE
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1", "gateway.a:f:2")).plain()["where"] == "gateway.a:f:2"
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1",)).plain()["where"] == "json:loads:1"
+
+
+async def test_the_log_names_no_place_of_a_stall_that_nobody_saw(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch(Telemetry())
+    with caplog.at_level(logging.WARNING, "nearhit.loop"):
+        watch._stalled(Stall(0.03, Cause.BUSY, None), 100.0)
+    (record,) = [record for record in caplog.records if record.name == "nearhit.loop"]
+    assert record.fields == {"ms": 30.0, "cause": "busy", "unsaid": 0}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
