@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gateway.cache.records import RecordInvalid, decode
@@ -176,13 +176,15 @@ class FrontStore:
         """The store has another one now."""
         self._kept.drop(fingerprint)
 
-    async def sweep(self) -> int:
+    async def sweep(self, known: Callable[[str], bool] | None = None) -> int:
         """Lets go of what a ban covers -> how many that were. They are not served anyway, but for those from before the
-        clock was set back."""
+        clock was set back. `known`: where a removal means what is close to a question, whether it has been held against
+        the question of an entry; what has not goes, too."""
         swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._kept.entries)):
             found = self._kept.entries.get(name)
-            if found is not None and self.bans.sweep(found[0], now):
+            lost = known is not None and found is not None and found[0].question is not None and not known(name)
+            if found is not None and (lost or self.bans.sweep(found[0], now)):
                 self._kept.drop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:

@@ -83,7 +83,8 @@ class Storing:
     ) -> None:
         try:
             stored = self._store.was_put(entry, vector, reply)
-            over = stored and (vector is None or self._index.add_at_hand(entry.fingerprint, entry.scope, vector))
+            kept = stored and not self._store.banned(entry, vector)
+            over = kept and (vector is None or self._index.add_at_hand(entry.fingerprint, entry.scope, vector))
         except Exception as error:
             self._over(request, entry, began, then, failed=error)
             return
@@ -100,16 +101,18 @@ class Storing:
         """Where the store is to be asked once more, or the index waited for."""
         failed: Exception | None = None
         try:
-            if not stored:
-                stored = await self._placed(entry, vector, 0)
-            elif vector is not None:
-                await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
+            stored = await (self._findable(entry, vector) if stored else self._placed(entry, vector, 0))
         except Exception as error:
             failed = error
         self._over(request, entry, began, then, failed=failed, stored=stored)
 
     async def _placed(self, entry: Entry, vector: Vector | None, lease: int) -> bool:
-        if not await self._store.put(entry, vector, lease):
+        return await self._store.put(entry, vector, lease) and await self._findable(entry, vector)
+
+    async def _findable(self, entry: Entry, vector: Vector | None) -> bool:
+        """What the store has. A removal that came while it took it has not seen it there, and means it all the same."""
+        if self._store.banned(entry, vector):
+            await self._store.delete([entry.fingerprint])
             return False
         if vector is not None:
             await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)

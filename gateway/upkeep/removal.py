@@ -142,9 +142,15 @@ class Removal:
         """In this process: in force before anything is waited for."""
         self._bans.add(ban, ban.at)
         self._changed()
-        if ban.conditions.near is not None:
-            await self._spaces.forget(sorted(ban.conditions.near.found))
-        await self._front.sweep()
+        near = ban.conditions.near
+        if near is not None:
+            await self._spaces.forget(sorted(near.found))
+        await self._front.sweep(None if near is None else self._known(near))
+
+    def _known(self, near: Near) -> Callable[[str], bool]:
+        """Whether an entry was held against it: what memory alone has, as the store took no answers, is in no index."""
+        space = self._spaces.of(near.embedder)
+        return _nothing if space is None else space.index.holds
 
     def _changed(self) -> None:
         # What is on its way may be meant, which is not known before it has come: newcomers ask anew.
@@ -232,8 +238,8 @@ class Removal:
 
     async def _catch_up(self, ban: Ban) -> None:
         """Lets go of what lies here. This index knows answers that the other gateway's does not."""
-        await self._front.sweep()
         near = ban.conditions.near
+        await self._front.sweep(None if near is None else self._known(near))
         if near is None:
             return
         await self._spaces.forget(sorted(near.found))
@@ -282,3 +288,7 @@ class Removal:
         """With the vectors that the conditions can be held against."""
         near = conditions.near
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
+
+
+def _nothing(_: str) -> bool:
+    return False
