@@ -20,6 +20,7 @@ from gateway.stages.apart import Apart, Together
 from gateway.stages.audit import Audit
 from gateway.stages.lead import Lead
 from gateway.stages.limit import CountRequests, Limit
+from gateway.stages.misdirected import Misdirected
 from gateway.stages.models import Models
 from gateway.stages.policy import Chains
 from gateway.stages.record import Record
@@ -52,7 +53,7 @@ def route_chains(route: Route, parts: Parts) -> Chains:
     dispatched = dispatch_of(route, parts, None if route.caches else Bypass.POLICY)
     return Chains(
         calls=compose([*record, *count, *calls, *limit], dispatched),
-        others=compose([*count, Models(pools), *limit], dispatch_of(route, parts, Bypass.PASS_THROUGH)),
+        others=compose([*count, Models(pools), *limit, Misdirected()], dispatch_of(route, parts, Bypass.PASS_THROUGH)),
         direct=direct_of(route, parts),
         beforehand=looks.beforehand,
         fetch=fetch_of(route, parts, admit),

@@ -14,6 +14,9 @@ from gateway.ports import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
 
+VERSIONED = "/v1"  # how the paths of most APIs begin
+MODELS = VERSIONED + "/models"
+
 # Dialects of one vendor, which its backends speak besides the one that they are named after.
 BESIDE = {OpenAIResponses.name: OpenAI.name}
 
@@ -26,6 +29,15 @@ def understands(speaks: str, dialect: Dialect) -> bool:
 def dialect_of(method: str, path: str) -> Dialect | None:
     """Whose request this is; None: nobody's, so that it passes through as it comes."""
     return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)
+
+
+def likely_path(method: str, path: str) -> str | None:
+    """What is meant by a path that no dialect claims: with `/v1`, which its client's base URL lacks, or once where
+    it stands twice. None: nothing that is known."""
+    for other in (VERSIONED + path, path.removeprefix(VERSIONED)):
+        if other != path and (dialect_of(method, other) is not None or (method == "GET" and other == MODELS)):
+            return other
+    return None
 
 
 def shape_of_errors(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
