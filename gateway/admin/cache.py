@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from re import fullmatch
 from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gateway.admin.answers import NO_STORE, answered, asked_number, json_answer, object_of, section_of
 from gateway.admin.audit import note
@@ -25,6 +26,16 @@ LISTED, MAX_LISTED = 50, 1_000
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 
+def parse_fingerprint(value: object) -> str:
+    """Raises `ValueError`. Samples show 12 digits of it, which could be those of another entry."""
+    if not isinstance(value, str) or not fullmatch("[0-9a-f]{64}", value):
+        raise ValueError("expected all 64 hex digits of one entry, as --json and GET /admin/cache/entries have them")
+    return value
+
+
+Fingerprint = Annotated[str, BeforeValidator(parse_fingerprint)]
+
+
 class PurgeBody(Section):
     """`POST /admin/cache/purge`. All that is given must hold; of the tags one."""
 
@@ -36,7 +47,7 @@ class PurgeBody(Section):
     like: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
     min_similarity: Annotated[float, Field(ge=0, le=1)] = 0.8
     older_than: PositiveDuration | None = None
-    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    fingerprint: Fingerprint | None = None
     all: bool = False
     dry_run: bool = False
 

@@ -140,6 +140,11 @@ async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise CommandFailed(f"{admin} answers with status {response.status} and no JSON object: is that an admin port?")
+    if not isinstance(value.get("error", ""), str):  # an object: a dialect's error, of the data port or its backend
+        raise CommandFailed(
+            f"{admin} answers with status {response.status} as a model's endpoint does: expected the admin port "
+            "(server.admin), not the data port"
+        )
     if response.status == 401:
         raise CommandFailed(
             f"{admin} wants another token ({value.get('error', 'no reason is given')}): expected it in the variable of "

@@ -81,6 +81,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
             "store_answers": report["cache"].get("store_answers", True),  # a gateway of before does not say
             "hit_rate": report["hit_rate"],
             "verdicts": report["verdicts"],
+            "unrouted": report["unrouted"],
             "tokens_saved": report["tokens_saved"],
             "dollars_saved": report["dollars_saved"],
         }

@@ -46,7 +46,9 @@ def stats_text(figures: dict[str, Any]) -> str:
     if not figures["store_answers"]:
         lines.append(OF_BEFORE if "store" in figures["entries"] else NONE_YET)
     verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
-    return "\n".join([*lines, f"hit rate  {hit_rate} ({verdicts})", f"saved     {figures['tokens_saved']:.0f} tokens"])
+    refused = f"; {figures['unrouted']:.0f} of the misses met no route, and do not count" if figures["unrouted"] else ""
+    lines.append(f"hit rate  {hit_rate} ({verdicts}{refused})")
+    return "\n".join([*lines, f"saved     {figures['tokens_saved']:.0f} tokens"])
 
 
 def warm_text(summary: Summary) -> str:

@@ -22,7 +22,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     created.add_argument("name", metavar="NAME", help="what it is for, such as ci")
     created.add_argument("--tenant", required=True, metavar="NAME", help="whose answers it may see")
     created.add_argument("--role", choices=("use", "operate", "admin"), default="use", help="default: use")
-    _add_terms(created)
+    _add_terms(created, default="all", ends="never")
     listed = add("list", run_list, "List keys, the youngest first.")
     listed.add_argument("--tenant", metavar="NAME")
     listed.add_argument("--state", choices=("active", "expired", "revoked", "all"), default="active")
@@ -34,7 +34,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     changed.add_argument("key", metavar="ID")
     changed.add_argument("--name")
-    _add_terms(changed)
+    _add_terms(changed, default="as they are", ends="as it is")
     changed.add_argument("--all-models", action="store_true", help="of any model from now on")
     changed.add_argument("--no-limits", action="store_true", help="without limits of its own from now on")
     expired = add("expire", run_expire, "Have a key end at a time, or never.")
@@ -46,9 +46,10 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     add("revoke", run_revoke, "End a key, at once and for good.").add_argument("key", metavar="ID")
 
 
-def _add_terms(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", action="append", metavar="GLOB", help="again for more; default: all")
-    command.add_argument("--expires", metavar="DURATION", help="in how long, such as 90d; default: never")
+def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> None:
+    command.add_argument("--models", action="append", metavar="GLOB", help=f"again for more; default: {default}")
+    text = f"in how long, such as 90d; off: never; default: {ends}"
+    command.add_argument("--expires", metavar="DURATION", help=text)
     command.add_argument("--requests", action="append", metavar="RATE", help="such as 600/min; again for more")
     command.add_argument("--tokens", action="append", metavar="RATE", help="such as 100k/min; again for more")
     command.add_argument("--concurrency", type=int, metavar="N", help="calls at once")

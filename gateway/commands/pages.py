@@ -108,9 +108,11 @@ PAGES: Mapping[str, Page] = {
         "some prompts were not answered",
     ),
     "jobs list": Page(GATEWAY, ("nearhit jobs list", "nearhit jobs list --state dead --top 10")),
-    "jobs show": Page(GATEWAY, ("nearhit jobs show 0f8e6a1c",)),
-    "jobs retry": Page(GATEWAY, ("nearhit jobs retry 0f8e6a1c", "nearhit jobs retry --all")),
-    "jobs drop": Page(GATEWAY, ("nearhit jobs drop 0f8e6a1c", "nearhit jobs drop --all")),
+    "jobs show": Page(GATEWAY, ("nearhit jobs show job_0123456789abcdef0123456789abcdef",)),
+    "jobs retry": Page(
+        GATEWAY, ("nearhit jobs retry job_0123456789abcdef0123456789abcdef", "nearhit jobs retry --all")
+    ),
+    "jobs drop": Page(GATEWAY, ("nearhit jobs drop job_0123456789abcdef0123456789abcdef", "nearhit jobs drop --all")),
     "keys create": Page(
         f"{GATEWAY} The key's text is shown once, and kept nowhere: the store has a digest of it.",
         (
@@ -119,17 +121,22 @@ PAGES: Mapping[str, Page] = {
         ),
     ),
     "keys list": Page(GATEWAY, ("nearhit keys list", "nearhit keys list --state all --tenant acme")),
-    "keys show": Page(GATEWAY, ("nearhit keys show k-0f8e6a1c",)),
+    "keys show": Page(GATEWAY, ("nearhit keys show key_0123456789abcdef",)),
     "keys change": Page(
-        f"{GATEWAY} What is not named stays.", ("nearhit keys change k-0f8e6a1c --requests 600/min --concurrency 8",)
+        f"{GATEWAY} What is not named stays.",
+        ("nearhit keys change key_0123456789abcdef --requests 600/min --concurrency 8",),
     ),
-    "keys expire": Page(GATEWAY, ("nearhit keys expire k-0f8e6a1c --in 7d", "nearhit keys expire k-0f8e6a1c --in off")),
+    "keys expire": Page(
+        GATEWAY,
+        ("nearhit keys expire key_0123456789abcdef --in 7d", "nearhit keys expire key_0123456789abcdef --in off"),
+    ),
     "keys rotate": Page(
         f"{GATEWAY} Both texts are good for the overlap; the new one is shown once.",
-        ("nearhit keys rotate k-0f8e6a1c --overlap 24h",),
+        ("nearhit keys rotate key_0123456789abcdef --overlap 24h",),
     ),
     "keys revoke": Page(
-        f"{GATEWAY} Within a second it is refused by every gateway on the store.", ("nearhit keys revoke k-0f8e6a1c",)
+        f"{GATEWAY} Within a second it is refused by every gateway on the store.",
+        ("nearhit keys revoke key_0123456789abcdef",),
     ),
     "policy show": Page(GATEWAY, ("nearhit policy show",)),
     "policy validate": Page(

@@ -35,6 +35,8 @@ from gateway.stages.jobs import Credentials, Jobs, bounds_of
 if TYPE_CHECKING:
     from gateway.jobs.sealing import Sealer
 
+KEY_LENGTH = 32  # of `jobs.key_env`, in characters
+
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
@@ -58,8 +60,7 @@ def build_jobs(
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
-    key = secret(environ, jobs.key_env, "jobs.key_env")
-    sealer: Sealer | None = None if key is None else import_module("gateway.jobs.sealing").Sealer(key)
+    sealer = _sealer(jobs, environ)
     announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry, draw)
     told: list[Callable[[str], None]] = [announcements.over]
     if deliveries is not None:
@@ -94,6 +95,20 @@ def build_jobs(
         stages.append(Batches(jobs, stores.batches, credentials, clock, driver.look))
         work.append(driver.run)
     return JobParts(stages, work, JobsHandler(store).routes())
+
+
+def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
+    """Raises `StartFailed`: a key is derived from the secret without slowness, so that a short one could be guessed."""
+    key = secret(environ, jobs.key_env, "jobs.key_env")
+    if key is None:
+        return None
+    if len(key) < KEY_LENGTH:
+        raise StartFailed(
+            f"jobs.key_env, in {jobs.key_env}: expected a secret of {KEY_LENGTH} random characters or more, "
+            "such as `openssl rand -base64 32` prints"
+        )
+    sealer: Sealer = import_module("gateway.jobs.sealing").Sealer(key)
+    return sealer
 
 
 def _driver(

@@ -79,6 +79,8 @@ class Side:
             "cost_dollars": self.cost_dollars,
             "saved_dollars": self.saved_dollars,
             **{name: None if s is None else 1e3 * s for name, s in self.quantiles.items()},
+            "unknown_latency": self.unknown_latency,
+            "unknown_cost": self.unknown_cost,
             "large_share": self.large_share,
             "tiers": {tier: count / total for tier, count in sorted(self.tiers.items())},
         }

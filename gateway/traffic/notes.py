@@ -68,7 +68,7 @@ def _unknown(replays: Sequence[Replay]) -> Iterator[str]:
     for what, count in sorted(unknown.items()):
         kind, _, of = what.partition(" ")
         if kind == "latency":
-            yield f"no answer of {of} was recorded: {count} requests to it are left out of the latencies"
+            yield f"no answer of {of} was recorded: {count} to it are left out of the latencies"
         elif kind == "tokens":
             yield f"the tokens of {count} answers are not known: {of} is counted without their cost"
         elif kind == "complexity":

@@ -128,7 +128,7 @@ def _rows(path: Path, headings: list[Heading], notes: list[str]) -> Iterator[Row
         headings.append(decode_heading(first))
         for at, payload in enumerate(batches):
             if payload is None:
-                notes.append(f"{path.name} is cut off or damaged after {at} batches: what follows is not replayed")
+                notes.append(f"{path.name} is cut off or damaged after batch {at}: what follows is not replayed")
                 return
             yield from decode_batch(payload)
     except SegmentInvalid as invalid:

@@ -41,11 +41,14 @@ def _table(present: Mapping[str, Any], new: Mapping[str, Any], recorded: Mapping
     if present["wrong_hits"] or new["wrong_hits"]:
         yield f"{'wrong hits, expected':<22}{_wrong(present):>14}{_wrong(new):>14}"
         yield f"{'  95 % interval':<22}{_interval(present):>14}{_interval(new):>14}"
-    yield _row("cost", present["cost_dollars"], new["cost_dollars"], _dollars)
+    yield _row(
+        "cost", present["cost_dollars"], new["cost_dollars"], _dollars, alike=_alike(present, new, "unknown_cost")
+    )
     yield _row("saved by hits", present["saved_dollars"], new["saved_dollars"], _dollars)
+    timed = _alike(present, new, "unknown_latency")
     for name in ("p50", "p95", "p99"):
         known = recorded["p95_ms"] if name == "p95" else None
-        yield _row(name, present[f"{name}_ms"], new[f"{name}_ms"], _milliseconds, known)
+        yield _row(name, present[f"{name}_ms"], new[f"{name}_ms"], _milliseconds, known, alike=timed)
     if present["large_share"] is not None or new["large_share"] is not None:
         yield _row("large model's share", present["large_share"], new["large_share"], _percent)
 
@@ -87,8 +90,21 @@ def _became(what: Mapping[str, Any]) -> str:
     return f"{what['verdict']}{backend}{reason or similarity}"
 
 
-def _row(name: str, old: float | None, new: float | None, shown: Shown, recorded: float | None = None) -> str:
-    change = "" if old is None or new is None else _signed(new - old, shown)
+def _alike(present: Mapping[str, Any], new: Mapping[str, Any], unknown: str) -> bool:
+    """Whether a figure is of the same requests on both sides, so that a difference says something."""
+    return not present[unknown] and not new[unknown]
+
+
+def _row(
+    name: str,
+    old: float | None,
+    new: float | None,
+    shown: Shown,
+    recorded: float | None = None,
+    *,
+    alike: bool = True,
+) -> str:
+    change = "" if old is None or new is None else _signed(new - old, shown) if alike else "?"
     return f"{name:<22}{shown(old):>14}{shown(new):>14}{change:>12}{'' if recorded is None else shown(recorded):>12}"
 
 

@@ -94,7 +94,8 @@ async def test_a_policy_is_tried_on_the_traffic_that_was_recorded(showing: Showi
     page = shown.page
     await shown.open("policy")
     await page.get_by_role("button", name="Try this policy").click()
-    await expect(page.locator("#simulate").get_by_role("alert")).to_contain_text("no traffic")
+    # In a process of its own at low priority: on a busy machine it takes its time.
+    await expect(page.locator("#simulate").get_by_role("alert")).to_contain_text("no traffic", timeout=30_000)
     for _ in range(3):
         await shown.served.chat("How do I reset my password?")
     await page.get_by_label("Policy file").fill(recording.replace("exact: {ttl: 1h}", "exact: off"))

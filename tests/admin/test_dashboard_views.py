@@ -186,6 +186,19 @@ async def test_what_failed_is_no_longer_said_once_it_works_again(shown: Shown) -
         await expect(alerts).to_have_count(0, timeout=15_000)  # it looks again every five seconds
 
 
+async def test_a_long_question_leaves_room_for_the_columns_beside_it(showing: Showing) -> None:
+    shown = await showing.page(await showing.gateway(OPEN), viewport={"width": 1000, "height": 900})
+    for _ in range(2):
+        await shown.served.chat("word " * 60)
+    for view in ("entries", "questions"):
+        await shown.open(view)
+        await expect(shown.page.locator("main tbody th", has_text="word word")).to_have_count(1)
+        tables = shown.page.locator("main .table:visible")
+        assert await tables.evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)") == [0] * (
+            await tables.count()
+        )
+
+
 async def test_a_short_view_leaves_a_narrow_window_its_bar(showing: Showing) -> None:
     shown = await showing.page(await showing.gateway(), viewport={"width": 400, "height": 900})
     await shown.open("tenants")

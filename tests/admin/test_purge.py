@@ -189,7 +189,7 @@ async def test_a_dry_run_says_what_would_go_and_changes_nothing(served: Served) 
         ({"tenant": ""}, "tenant"),
         ({"older_than": "1"}, "older_than: expected a duration such as"),
         ({"older_than": 5}, "older_than: expected a duration such as"),
-        ({"fingerprint": "abc"}, "fingerprint"),
+        ({"fingerprint": "0f" * 6}, "fingerprint: expected all 64 hex digits of one entry"),
         ({"rout": "x"}, "rout: unknown key, did you mean 'route'?"),
         ({"like": "x", "min_similarity": 2}, "min_similarity: expected at most 1"),
         ({"like": "x", "min_similarity": float("nan")}, "not JSON"),

@@ -176,6 +176,28 @@ async def test_stats_say_how_full_and_how_good_the_caches_are(served: Served, ne
     assert figures["hit_rate"] == pytest.approx(1 / 3)
     _, out, _ = await nearhit("stats", admin=served.admin_url)
     assert "hit rate  33.3%" in out
+    assert "met no route" not in out
+    assert (await served.post("/v1/chat/completions", b"no JSON")).status == 400
+    _, out, _ = await nearhit("stats", admin=served.admin_url)
+    assert "hit rate  33.3%" in out
+    assert "miss 3, bypass 0; 1 of the misses met no route, and do not count)" in out
+
+
+async def test_the_data_port_is_not_taken_for_the_admin_port(
+    served: Served, upstream: Upstream, nearhit: Nearhit
+) -> None:
+    """What it says of a path that is none of its own comes from the backend, in the backend's shape."""
+
+    async def unknown(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": f"no {request.path} here", "code": None}}, status=404)
+
+    upstream.answer = unknown
+    code, _, error = await nearhit("stats", admin=served.url)
+    assert code == 1
+    assert error == (
+        f"nearhit: {served.url} answers with status 404 as a model's endpoint does: "
+        "expected the admin port (server.admin), not the data port\n"
+    )
 
 
 async def test_stats_of_a_store_that_does_not_answer_are_said_to_be_old(

@@ -46,6 +46,7 @@ async def test_jobs_are_listed_shown_retried_and_dropped(upstream: Upstream, tmp
         assert [one["id"] for one in json.loads(text)["jobs"]] == [job]
         code, text = await nearhit(served, "drop", job)
         assert (code, text) == (1, "nearhit: there is no such dead job\n")
+        assert await nearhit(served, "retry", "job_of_nobody") == (code, text)
         await served.gateway.stores.jobs.cancel(job, "anonymous", 60.0)
         await dead_one(served, "another")
         assert await nearhit(served, "drop", "--all") == (0, "1 forgotten\n")

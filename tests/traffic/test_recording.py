@@ -132,7 +132,7 @@ async def test_a_segment_that_is_cut_off_is_read_up_to_there(upstream: Upstream,
     path.write_bytes(path.read_bytes()[:-7])
     traffic = read_traffic(str(path), tmp_path, 0.0)
     assert len(traffic.requests) == 1
-    assert traffic.notes == (f"{path.name} is cut off or damaged after 1 batches: what follows is not replayed",)
+    assert traffic.notes == (f"{path.name} is cut off or damaged after batch 1: what follows is not replayed",)
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,24 @@ async def test_it_is_told_as_a_table_and_as_json(light: Upstream, large: Upstrea
     assert said["new"]["cost_dollars"] > said["present"]["cost_dollars"]
     assert said["new"]["tiers"] == {}
     assert said["changed"]["examples"][0]["prompt"] is None
+    assert (said["present"]["unknown_latency"], said["present"]["unknown_cost"]) == (0, 0)
     text = as_text(said)
     for word in ("hit rate", "p95", "cost", "would be answered otherwise, such as", "Not known, or not replayed"):
         assert word in text
+
+
+async def test_no_change_is_told_of_figures_that_are_not_of_the_same_requests(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    """No answer of a backend that was never asked is known: what would go there is left out of the latencies."""
+    settings = config(tmp_path, light, large)
+    await played(settings, policy(route="backend: light"))
+    said = simulated(settings, policy(route="backend: light"), policy(route="backend: large")).as_json()
+    assert said["present"]["unknown_latency"] == 0 < said["new"]["unknown_latency"]
+    rows = {line.partition("  ")[0]: line.split() for line in as_text(said).splitlines()}
+    for name in ("p50", "p95", "p99"):
+        assert "?" in rows[name]
+    assert "?" not in rows["hit rate"]
 
 
 # The command

@@ -38,16 +38,17 @@ export function trying({ fail, signal, content }) {
     said.textContent = [`${plural(traffic.requests, "request", "requests")} of ${moment(traffic.from)} to ${moment(traffic.to)}, in ${traffic.seconds.toFixed(1)} s; ${plural(changed.requests, "would change", "would change")}. Really recorded: hit rate ${percent(recorded.hit_rate)}, p95 ${latency(recorded.p95_ms)}.`, ...traffic.notes].join(" ");
     const wrong = (side) => side.wrong_hits?.of_requests ?? null;
     const verdicts = [...new Set([...Object.keys(present.verdicts), ...Object.keys(tried.verdicts)])].filter((v) => present.verdicts[v] || tried.verdicts[v]);
+    const timed = !(present.unknown_latency || tried.unknown_latency), priced = !(present.unknown_cost || tried.unknown_cost);
     const rows = [
       ["Hit rate", (s) => s.hit_rate, percent, points],
       ...verdicts.map((v) => [`– ${v}`, (s) => s.verdicts[v] ?? 0, percent, points]),
       ["Wrong hits, of requests", wrong, (x) => percent(x, 2), points],
       ["Large model's share", (s) => s.large_share, percent, points],
-      ["Cost", (s) => s.cost_dollars, dollars, (d) => `${d > 0 ? "+" : "−"}${dollars(Math.abs(d))}`],
-      ["p50", (s) => s.p50_ms, latency, lasting], ["p95", (s) => s.p95_ms, latency, lasting], ["p99", (s) => s.p99_ms, latency, lasting],
+      ["Cost", (s) => s.cost_dollars, dollars, (d) => `${d > 0 ? "+" : "−"}${dollars(Math.abs(d))}`, priced],
+      ...["p50", "p95", "p99"].map((q) => [q, (s) => s[`${q}_ms`], latency, lasting, timed]),
     ];
-    sides.update(rows.map(([name, of, shown, difference]) => {
-      const [a, b] = [of(present), of(tried)], known = a !== null && a !== undefined && b !== null && b !== undefined;
+    sides.update(rows.map(([name, of, shown, difference, alike = true]) => {
+      const [a, b] = [of(present), of(tried)], known = alike && a !== null && a !== undefined && b !== null && b !== undefined;
       return [head(name), num(shown(a)), num(shown(b)), num(known ? (a === b ? "0" : difference(b - a)) : "–")];
     }));
     examples.update(changed.examples.map((e) => [head(moment(e.at)), e.route, outcome(e.present), outcome(e.new), e.prompt === null ? { text: `${e.question} (a hash)`, name: "mono quiet" } : { text: e.prompt, name: "clip" }]));
