@@ -9,6 +9,7 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
+from tests.fixtures.gateways import PATIENT_S
 
 TURNS = 40  # of the event loop: more than connecting and one command take
 
@@ -26,7 +27,7 @@ async def test_a_cancelled_store_call_is_cancelled_at_every_point_of_its_way(tmp
 
 async def ends_when_cancelled(url: str, turn: int) -> bool:
     """Cancels a first call after `turn` turns of the loop; True where it was over by then."""
-    store = RedisStore(connect(url), embedder="e", timeout_s=5.0, clock=SystemClock())
+    store = RedisStore(connect(url, PATIENT_S), embedder="e", timeout_s=5.0, clock=SystemClock())
     try:
         call = asyncio.create_task(store.stats())
         for _ in range(turn):

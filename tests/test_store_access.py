@@ -131,7 +131,7 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, m
         with outside_server(tmp_path / "replica", arguments=follow) as replica:
             await until(lambda: primary.client.info("replication").get("slave0", {}).get("state") == "online")
             url = f"redis://127.0.0.1:{port}"
-            client = connect(url, access=Access(password="s3cret"))
+            client = connect(url, PATIENCE_S, access=Access(password="s3cret"))
             store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
             removals = RedisRemovals(store)
             with monkeypatch.context() as patient:

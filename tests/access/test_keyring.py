@@ -25,7 +25,7 @@ from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observing.telemetry import Telemetry
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import EXACT_CACHE, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, PATIENT_S, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 
@@ -34,7 +34,7 @@ WANTED = Wanted(name="app", tenant="acme")
 
 @pytest.fixture
 async def store(outside_store: OutsideServer) -> AsyncIterator[RedisKeys]:
-    client = connect(outside_store.url)
+    client = connect(outside_store.url, PATIENT_S)
     redis = RedisStore(client, embedder="e", timeout_s=5.0, clock=SystemClock())
     yield RedisKeys(redis)
     await redis.close()

@@ -205,7 +205,7 @@ async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_ot
 
 async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path) -> None:
     async with scripted(tmp_path, echo) as server:
-        guard = Guard(connect(server.url), PATIENCE_S, SystemClock())
+        guard = Guard(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
         asked = [asyncio.create_task(guard.ask("ECHO", f"{number}")) for number in range(20)]
         await asyncio.sleep(0)
         await guard.close()

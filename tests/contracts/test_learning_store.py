@@ -16,6 +16,7 @@ from gateway.errors import StoreUnavailable
 from gateway.ports import LearningStore
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.fakes import MemoryStore
+from tests.fixtures.gateways import PATIENT_S
 
 CLOCK = SystemClock()
 
@@ -32,7 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             url = server.url
         else:
             url = request.getfixturevalue(OUTSIDE[request.param]).url
-        opened = RedisStore(connect(url), embedder="e1", timeout_s=5.0, clock=CLOCK)
+        opened = RedisStore(connect(url, PATIENT_S), embedder="e1", timeout_s=5.0, clock=CLOCK)
         stack.push_async_callback(opened.close)
         yield opened
 

@@ -20,6 +20,7 @@ from gateway.background import cancelled
 from gateway.errors import StoreUnavailable
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.entries import entry_of, hexed, vector_of
+from tests.fixtures.gateways import PATIENT_S
 
 
 @dataclass
@@ -41,7 +42,7 @@ async def opened(
             url = server.url
         else:
             url = request.getfixturevalue(OUTSIDE[request.param]).url
-        client = connect(url)
+        client = connect(url, PATIENT_S)
         store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
         stack.push_async_callback(store.close)
         yield Opened(request.param, store, RedisRemovals(store))

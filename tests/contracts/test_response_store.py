@@ -39,7 +39,7 @@ class Opened:
     def other(self, embedder: str) -> RedisStore:
         """A gateway with another embedding model on the same server."""
         assert self.url is not None
-        return RedisStore(connect(self.url), embedder=embedder, timeout_s=5.0, clock=CLOCK)
+        return RedisStore(connect(self.url, PATIENCE_S), embedder=embedder, timeout_s=5.0, clock=CLOCK)
 
 
 async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stack: AsyncExitStack) -> Opened:
@@ -299,7 +299,9 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_store: Outsi
 
 
 async def test_a_wrong_password_makes_the_store_unavailable_and_is_not_repeated(outside_store: OutsideServer) -> None:
-    store = RedisStore(connect(outside_store.url.replace("s3cret", "wr0ng")), embedder="e", timeout_s=5.0, clock=CLOCK)
+    store = RedisStore(
+        connect(outside_store.url.replace("s3cret", "wr0ng"), PATIENCE_S), embedder="e", timeout_s=5.0, clock=CLOCK
+    )
     with pytest.raises(StoreUnavailable) as refused:
         await store.put(entry_of("a"), None)
     assert "wr0ng" not in str(refused.value)

@@ -21,6 +21,7 @@ from gateway.jobs.batch_store import BatchStore
 from gateway.jobs.batches import Batch, File
 from gateway.jobs.store import Bounds
 from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.waiting import until
 
@@ -69,7 +70,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def parts(outside_store: OutsideServer, clock: FakeClock) -> AsyncIterator[tuple[Slow, Slow, RedisJobs]]:
     """What two gateways drive batches by, and their jobs."""
-    client = connect(outside_store.url)
+    client = connect(outside_store.url, PATIENT_S)
     store = RedisStore(client, embedder="e", timeout_s=10.0, clock=clock)
     yield Slow(store, client, clock), Slow(store, client, clock), RedisJobs(store, client)
     await client.aclose()

@@ -16,6 +16,7 @@ from gateway.jobs.model import Claimed, Job, Result, Status
 from gateway.jobs.store import Admittance, Bounds, Conclusion, Hold
 from gateway.precedence import Priority
 from tests.fixtures.clock import FakeClock
+from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer
 
 BOUNDS = Bounds(1000, 1000, 2**26, 60.0)
@@ -24,7 +25,7 @@ DONE = Conclusion(Status.COMPLETED, Result(200, (("Content-Type", "text/plain"),
 
 @pytest.fixture
 async def jobs(outside_store: OutsideServer) -> AsyncIterator[RedisJobs]:
-    client = connect(outside_store.url)
+    client = connect(outside_store.url, PATIENT_S)
     yield RedisJobs(RedisStore(client, embedder="e", timeout_s=10.0, clock=FakeClock()), client)
     await client.aclose()
 

@@ -16,6 +16,7 @@ from gateway.errors import StoreUnavailable
 from gateway.ports.replication import ChangeKind
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed, vector_of
+from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer
 
 A, B = hexed("a"), hexed("b")
@@ -24,7 +25,11 @@ A, B = hexed("a"), hexed("b")
 @pytest.fixture
 async def store(outside_store: OutsideServer) -> AsyncIterator[RedisStore]:
     opened = RedisStore(
-        connect(outside_store.url), embedder="e1", timeout_s=5.0, clock=FakeClock(), journal=Journal("g1", 1_000)
+        connect(outside_store.url, PATIENT_S),
+        embedder="e1",
+        timeout_s=5.0,
+        clock=FakeClock(),
+        journal=Journal("g1", 1_000),
     )
     yield opened
     await opened.close()
@@ -67,7 +72,7 @@ async def test_a_write_that_is_fenced_off_tells_nothing(store: RedisStore, log: 
 
 
 async def test_who_is_alone_writes_no_log(outside_store: OutsideServer) -> None:
-    alone = RedisStore(connect(outside_store.url), embedder="e1", timeout_s=5.0, clock=FakeClock())
+    alone = RedisStore(connect(outside_store.url, PATIENT_S), embedder="e1", timeout_s=5.0, clock=FakeClock())
     await alone.put(entry_of("a"), vector_of(1))
     await alone.close()
     assert not outside_store.client.exists(CHANGES)
@@ -119,7 +124,7 @@ async def test_another_log_in_its_place_is_noticed(
 
 
 async def test_the_log_is_bounded(outside_store: OutsideServer) -> None:
-    client = connect(outside_store.url)
+    client = connect(outside_store.url, PATIENT_S)
     async with client.pipeline(transaction=False) as pipe:
         for _ in range(2_500):
             Journal("g1", 1_000).note(pipe, ChangeKind.VECTORS, A)
