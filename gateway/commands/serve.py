@@ -80,7 +80,7 @@ async def serve(
             else:
                 hired.say("ready")
                 gateway.parts.background.start("warm", warm(gateway, hired))
-            await until_signalled()
+            await until_signalled(patiently=hired is not None)
         logging.getLogger("nearhit").info("stopping")
 
 

@@ -241,6 +241,30 @@ async def test_a_stop_in_the_middle_of_a_hand_over_is_one_as_any_other(tmp_path:
         assert await process.process.wait() == 0
 
 
+async def test_a_stop_that_every_process_is_told_cuts_no_request(tmp_path: Path) -> None:
+    """As systemd does unless its unit says otherwise: workers are told by the system, and again by their supervisor."""
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "drain_timeout": "60s", "workers": 2}
+    async with serving(Upstream()) as upstream:
+        backends = {"main": {"adapter": "openai", "url": upstream.url}}
+        config = write_config(tmp_path, backends, server=server, data_dir=str(tmp_path))
+        async with served_by_process(config) as process:
+            workers = Workers(process.process, process.url, process.admin_url, process.session)
+            upstream.gate.clear()
+            asking = [asyncio.create_task(asked_anew(process, f"question {i}")) for i in range(8)]
+            async with asyncio.timeout(30):
+                while len(upstream.calls) < len(asking):
+                    await asyncio.sleep(0.01)
+            for pid in workers.pids:
+                os.kill(pid, signal.SIGTERM)
+            await asyncio.sleep(0.2)  # they have heard it by now; nothing depends on it
+            process.process.terminate()
+            await asyncio.sleep(0.2)  # and again
+            upstream.gate.set()
+            answers = await asyncio.gather(*asking)
+            assert all("fwd=miss" in each for each in answers)
+            assert await process.process.wait() == 0
+
+
 async def test_where_no_supervisor_runs_nothing_is_restarted(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="no gateway with workers runs on"):
         restart(tmp_path)
