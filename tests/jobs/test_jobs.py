@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
+from gateway.adapters.redis_jobs import RedisJobs
 from gateway.errors import StartFailed
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
@@ -46,6 +48,26 @@ async def test_any_path_with_prefer_respond_async_is_a_job(served: Served, upstr
     assert done["response"]["headers"]["x-echo-path"] == "/v1/anything?x=1"
     assert done["response"]["body"] is None
     assert done["response"]["body_base64"] == "Ynl0ZXMg/w=="
+
+
+async def test_workers_that_fail_by_a_fault_are_begun_again(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim, failed = RedisJobs.claim, 0
+
+    async def faulty(store: RedisJobs, *who: Any, **how: Any) -> Any:
+        nonlocal failed
+        if not failed:
+            failed += 1
+            raise ZeroDivisionError("a fault")
+        return await claim(store, *who, **how)
+
+    monkeypatch.setattr(RedisJobs, "claim", faulty)
+    async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
+        assert (await over(served, await submit(served, "one")))["status"] == "completed"
+    assert failed == 1
+    said = [record for record in caplog.records if record.getMessage().startswith("a part of the gateway has failed")]
+    assert [record.fields["job"] for record in said] == ["Workers.run"]  # type: ignore[attr-defined]
 
 
 async def test_a_job_uses_the_caches(served: Served, upstream: Upstream) -> None:

@@ -261,6 +261,15 @@ async def test_a_redirect_is_not_followed() -> None:
         assert len(receiver.told) == 1
 
 
+async def test_a_client_that_was_closed_may_tell_again() -> None:
+    """What tells is begun again where it has failed."""
+    async with receiving() as receiver:
+        client = WebhookClient(frozenset({receiver.url.removeprefix("http://")}))
+        for _ in range(2):
+            assert (await client.tell(receiver.url + "/hook", {}, b"{}")).status == 204
+            await client.close()
+
+
 def test_how_long_until_it_is_told_again() -> None:
     failed = Told(500, "status 500")
     assert next_s(failed, 1, 8, 1.0) == 5.0
