@@ -54,14 +54,13 @@ def build_jobs(
     handler: Handler,
     clock: Clock,
     telemetry: Telemetry,
-    draw: Callable[[], float] = random.random,
 ) -> JobParts:
     """`handler`: the stages that a job passes when it is run. Raises `StartFailed`."""
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
     sealer = _sealer(jobs, environ)
-    announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry, draw)
+    announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry)
     told: list[Callable[[str], None]] = [announcements.over]
     if deliveries is not None:
         told.append(deliveries.over)
@@ -78,7 +77,7 @@ def build_jobs(
         Terms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
         clock,
         telemetry,
-        draw,
+        random.random,
         over,
         most=jobs.workers,
         visibility_s=jobs.visibility,
@@ -129,12 +128,7 @@ def _driver(
 
 
 def _deliveries(
-    config: Config,
-    environ: Mapping[str, str],
-    store: RedisJobs,
-    clock: Clock,
-    telemetry: Telemetry,
-    draw: Callable[[], float],
+    config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
 ) -> Deliveries | None:
     """None: no secret to sign with, so no webhooks. Raises `StartFailed`."""
     jobs = config.jobs
@@ -146,7 +140,7 @@ def _deliveries(
     except SecretInvalid as error:
         raise StartFailed(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
     client = WebhookClient(frozenset(jobs.webhook_hosts))
-    return Deliveries(store, client, signing, clock, telemetry, draw, attempts=jobs.webhook_attempts)
+    return Deliveries(store, client, signing, clock, telemetry, random.random, attempts=jobs.webhook_attempts)
 
 
 def _credentials_needed(config: Config) -> bool:

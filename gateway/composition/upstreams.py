@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 
 from yarl import URL
@@ -25,13 +25,7 @@ from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames
 
 
-def build_pools(
-    config: Config,
-    environ: Mapping[str, str],
-    clock: Clock,
-    telemetry: Telemetry,
-    draw: Callable[[], float] = random.random,
-) -> dict[str, Pool]:
+def build_pools(config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry) -> dict[str, Pool]:
     """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment,
     `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
     return {
@@ -41,7 +35,7 @@ def build_pools(
             clock,
             telemetry,
             _rules(section),
-            draw,
+            random.random,
         )
         for name, section in config.backends.items()
     }

@@ -33,9 +33,9 @@ class Counter:
     def add(self, *labels: str, amount: float = 1.0) -> None:
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
-    def add_to(self, labels: Labels, amount: float = 1.0) -> None:
+    def add_to(self, labels: Labels) -> None:
         """`add` for who has the labels at hand as they are kept."""
-        self.values[labels] = self.values.get(labels, 0.0) + amount
+        self.values[labels] = self.values.get(labels, 0.0) + 1.0
 
     def total(self) -> float:
         return sum(self.values.values())

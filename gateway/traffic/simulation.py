@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +81,15 @@ class Simulation:
         }
 
 
-def simulate(
-    traffic: Traffic, present: Policy, new: Policy, setting: Setting, now: Callable[[], float] = time.perf_counter
-) -> Simulation:
+def simulate(traffic: Traffic, present: Policy, new: Policy, setting: Setting) -> Simulation:
     """Puts the traffic through both."""
-    started = now()
+    started = time.perf_counter()
     day = day_of(traffic, semantic_floor([present, new], traffic.heading.floor))
     latencies = Latencies(day.requests)
     replays = [(policy, Replay(policy, day, latencies, setting)) for policy in (present, new)]
     halves = [_half(policy, replay, replay.run()) for policy, replay in replays]
     notes = (*traffic.notes, *notes_of(day, present, new, [each for _, each in replays], setting))
-    return Simulation(day.requests, halves[0], halves[1], notes, now() - started)
+    return Simulation(day.requests, halves[0], halves[1], notes, time.perf_counter() - started)
 
 
 def _half(policy: Policy, replay: Replay, outcomes: Sequence[Outcome]) -> Half:
