@@ -30,10 +30,11 @@ from gateway.composition.data_side import data_port_of
 from gateway.composition.fleet_figures import figures_of
 from gateway.composition.hired import Hired, admin_of
 from gateway.composition.job_parts import build_jobs
+from gateway.composition.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
-from gateway.composition.parts import DataDirLock, Stores, certificates_of, grpc_port_of, listening, open_stores
-from gateway.composition.shared_parts import Parts, build_parts
+from gateway.composition.parts import Parts, build_parts
+from gateway.composition.store_parts import Stores, open_stores
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS, shape_of_errors
 from gateway.errors import NotFound

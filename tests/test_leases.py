@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from gateway.composition import parts
+from gateway.composition import store_parts
 from gateway.flights.leasing import TTL_S
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
@@ -44,7 +44,7 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             first_by: str | None = None,
             processes: bool = False,
         ) -> list[Served]:
-            monkeypatch.setattr(parts, "LEASE_TTL_S", ttl_s)
+            monkeypatch.setattr(store_parts, "LEASE_TTL_S", ttl_s)
 
             async def one(i: int) -> Served:
                 folder = tmp_path / f"gateway-{i}"

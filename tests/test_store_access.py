@@ -17,7 +17,7 @@ from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.commands.doctor.look_store import store as look_at
-from gateway.composition.parts import access_of
+from gateway.composition.store_parts import access_of
 from gateway.config.store import Store
 from gateway.config.store_url import Kind, Target, target_of
 from gateway.errors import StartFailed

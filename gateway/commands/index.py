@@ -14,8 +14,9 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.commands.asking import FAULT, tell
 from gateway.commands.progress import Advance, counted
 from gateway.composition.index_parts import filled, open_index
+from gateway.composition.listening import DataDirLock
 from gateway.composition.model_parts import build_embedder
-from gateway.composition.parts import DataDirLock, open_stores
+from gateway.composition.store_parts import open_stores
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.urls import lite_file

@@ -1,4 +1,4 @@
-"""Builds what decides who may do what. Used by `app` alone."""
+"""Builds what decides who may do what."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.admin.audit import AuditTrail
 from gateway.admin.guard import Check, Entrance, Guard
 from gateway.admin.keys import KeysHandler
 from gateway.background import run_within
-from gateway.composition.parts import Stores
+from gateway.composition.store_parts import Stores
 from gateway.config import Auth, Config
 from gateway.config.auth import Oidc
 from gateway.config.environ import secret

@@ -9,7 +9,7 @@ from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.composition.dispatching import direct_of, dispatch_of, fetch_of
 from gateway.composition.lookup_parts import Looks, looks_of
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.messages import Bypass, Entry, Request
 from gateway.pipeline import Stage, compose
 from gateway.policy.model import Route, Semantic

@@ -14,8 +14,8 @@ from gateway.admin.history import Chronicle
 from gateway.admin.live import LiveHandler
 from gateway.admin.page import Page
 from gateway.background import run_within
-from gateway.composition.parts import Stores
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
+from gateway.composition.store_parts import Stores
 from gateway.observing.decisions import Decisions
 from gateway.observing.observer import Observer
 from gateway.policy.model import Policy

@@ -7,7 +7,7 @@ from ssl import SSLContext
 
 from gateway.composition.access_parts import Access
 from gateway.composition.hired import Hired, data_of
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.config import Config
 from gateway.data_port.front import Front
 from gateway.data_port.lookups import Lookups

@@ -1,4 +1,4 @@
-"""Builds what the misses of a route end in: half a page of the composition root."""
+"""Builds what the misses of a route end in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.calling.checks import Checks
 from gateway.calling.deciding import Deciding
 from gateway.calling.grader import Grader
 from gateway.calling.trials import Trials
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.messages import Bypass, Choice, Provenance, Request, Verdict
 from gateway.policy.model import Route
 from gateway.routing.choice import Decision

@@ -1,4 +1,4 @@
-"""Builds what goes round between gateways on one store beside what they store. Used by the composition root alone."""
+"""Builds what goes round between gateways on one store beside what they store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from gateway.backends.pool import Pool
 from gateway.background import run_within
 from gateway.cache.control.route_control import Said
-from gateway.composition.parts import Stores
+from gateway.composition.store_parts import Stores
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
 from gateway.ports.replication import number_of

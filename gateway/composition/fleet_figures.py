@@ -13,7 +13,7 @@ from gateway.admin.gauges import Gauges
 from gateway.background import run_within
 from gateway.composition.colleagues import Colleagues, colleagues_of
 from gateway.composition.hired import Hired
-from gateway.composition.parts import Stores
+from gateway.composition.store_parts import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from gateway.observing.merged import Strange, merge, packed

@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.adapters.redis_jobs import RedisJobs
 from gateway.adapters.webhook_client import WebhookClient
 from gateway.admin.jobs import JobsHandler
-from gateway.composition.parts import Stores
+from gateway.composition.store_parts import Stores
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.environ import secret
 from gateway.config.jobs import Jobs as JobsConfig

@@ -1,4 +1,4 @@
-"""Builds what looks for stored answers to the calls of a route: half a page of the composition root."""
+"""Builds what looks for stored answers to the calls of a route."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.policy.model import Route, Semantic
 from gateway.stages.beforehand import Beforehand
 from gateway.stages.coalesce import Coalesce

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from urllib.parse import unquote
 
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.config import Config
 from gateway.config.environ import secret
 from gateway.errors import StartFailed

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
 from gateway.cache.lifetimes import longest_lifetime_s
-from gateway.composition.parts import Stores
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
+from gateway.composition.store_parts import Stores
 from gateway.config import Config
 from gateway.dialects.known import DIALECTS
 from gateway.policy.model import Policy

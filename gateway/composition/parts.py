@@ -1,208 +1,187 @@
-"""Builds the real adapters that a configuration names. Used by `app` alone."""
+"""The parts that all routes share: upstreams, spaces, what is learnt of either, and what runs beside requests."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import importlib
-import secrets
-import ssl
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
-from gateway.adapters.certificate import Certificate, CertificateUnusable
 from gateway.adapters.front_store import FrontStore
-from gateway.adapters.kept_valkey import KeptValkey
-from gateway.adapters.redis_batches import RedisBatches
-from gateway.adapters.redis_changes import RedisChanges
-from gateway.adapters.redis_client import CONNECT_S, Access, connect
-from gateway.adapters.redis_figures import RedisFigures
-from gateway.adapters.redis_jobs import RedisJobs
-from gateway.adapters.redis_journal import Journal
-from gateway.adapters.redis_keys import RedisKeys
-from gateway.adapters.redis_leases import RedisLeases
-from gateway.adapters.redis_policy import RedisPolicies
-from gateway.adapters.redis_quotas import RedisQuotas
-from gateway.adapters.redis_removal import RedisRemovals
-from gateway.adapters.redis_spoken import RedisReplies, RedisSpoken
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.redis_sync import Syncing
-from gateway.adapters.redis_weights import RedisWeights
-from gateway.cache.removal import Bans
+from gateway.backends.model_care import care_for
+from gateway.backends.pool import Pool
+from gateway.background import Background, run_within
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.frequency import Frequency
+from gateway.cache.price import Price
+from gateway.cache.served import ServedHits
+from gateway.cache.taken_apart import TakenApart
+from gateway.calling.promises import Promises
+from gateway.calling.quotas import Quotas
+from gateway.calling.shadows import Shadows
+from gateway.composition.fleet import Fleet
+from gateway.composition.recording import Standing, recorder_of
+from gateway.composition.space_parts import Ground, open_spaces
+from gateway.composition.store_parts import Stores, evictions_of
+from gateway.composition.upstreams import build_pools, reloads
 from gateway.config import Config
-from gateway.config.environ import secret
-from gateway.config.schema import Server
-from gateway.config.store import Store
-from gateway.errors import StartFailed
-from gateway.flights.leasing import TTL_S as LEASE_TTL_S
+from gateway.flights.flight import Joinable
+from gateway.flights.leasing import Leasing
+from gateway.flights.unstorable import Unstorable
+from gateway.observing.loop_watch import LoopWatch
 from gateway.observing.telemetry import Telemetry
-from gateway.ports import Clock
-from gateway.spaces import Spaces
-from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions
-
-if TYPE_CHECKING:
-    from gateway.kserve_grpc.port import GrpcPort
-
-# On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
-SHARED_FRONT_MAX_AGE_S = 5.0
-
-
-T = TypeVar("T")
-
-
-class DataDirLock:
-    """One gateway a data directory: two would fight over its store."""
-
-    def __init__(self, data_dir: Path) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (data_dir / "lock").open("w")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise StartFailed(
-                f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
-            ) from None
-
-    def release(self) -> None:
-        self._file.close()
+from gateway.ports import Clock, Embedder
+from gateway.quality.escalations import Escalations
+from gateway.quality.judge import Judge
+from gateway.quality.learning import Learning, Shelf
+from gateway.quality.light_audits import LightAudits
+from gateway.spaces import Space, Spaces
+from gateway.stages.feedback import Feedback, Memory, Verdicts
+from gateway.traffic.recorder import Recorder
+from gateway.upkeep.evictions import Evictions
 
 
 @dataclass(frozen=True, slots=True)
-class Stores:
-    front: FrontStore
-    redis: RedisStore
-    removals: RedisRemovals
-    keys: RedisKeys
-    leases: RedisLeases | None  # None: no other gateway is on this store
-    quotas: RedisQuotas
-    jobs: RedisJobs
-    batches: RedisBatches
-    server: KeptValkey | None
-    changes: RedisChanges | None  # as `leases`
-    journal: Journal | None
-    spoken: RedisSpoken | None
-    policies: RedisPolicies | None
-    figures: RedisFigures | None
-    replies: RedisReplies
+class Parts:
+    """What all routes share. `space` is the one that lookups go by."""
 
-    async def close(self) -> None:
-        await self.redis.close()
-        if self.server is not None:
-            await self.server.stop()
+    space: Space
+    spaces: Spaces
+    former: AsyncExitStack  # ends the space before this one
+    pools: Mapping[str, Pool]
+    promises: Promises
+    escalations: Escalations
+    routing: Learning  # of the escalations
+    light_audits: LightAudits
+    shadows: Shadows
+    prices: Mapping[str, Price]
+    unstorable: Unstorable
+    leasing: Leasing | None  # None: no other gateway is on this store
+    quotas: Quotas
+    clock: Clock
+    telemetry: Telemetry
+    max_entry: int
+    keyed: bool  # clients show API keys, which may have limits of their own
+    memory: Memory
+    fleet: Fleet
+    feedback: Feedback
+    background: Background
+    evictions: Evictions
+    loop_watch: LoopWatch
+    recorder: Recorder
+    flights: dict[str, Joinable] = field(default_factory=dict)
+    frequency: Frequency = field(default_factory=Frequency)
+    taken_apart: TakenApart = field(default_factory=TakenApart)
 
-
-def access_of(store: Store, environ: Mapping[str, str]) -> Access:
-    """Raises `StartFailed`."""
-    password = secret(environ, store.password_env, "store.password_env")
-    sentinels = secret(environ, store.sentinel_password_env, "store.sentinel_password_env")
-    tls = store.tls
-    if tls is None:
-        return Access(store.username, password, sentinels)
-    try:  # the client would find out with each connection, and every request would be a miss
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key, password="")  # else it asks the terminal for one
-    except OSError as error:  # ssl.SSLError included
-        raise StartFailed(f"store.tls: the files cannot be used: {error.strerror or error}") from None
-    return Access(store.username, password, sentinels, context)
+    @property
+    def store(self) -> FrontStore:
+        return self.space.store
 
 
-async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
-    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start,
-    and `StartFailed`; an outside server that is absent is no failure: its requests are misses until it is there."""
-    server = None
-    url, access = config.store.url, access_of(config.store, environ)
-    if url == "embedded":
-        server = await KeptValkey.start(config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync)
-        url = server.url
-    # Whoever may wait for a reply may wait for the connection: an answer that comes first would not be stored.
-    client = connect(url, max(CONNECT_S, config.store.timeout), access)
-    shared = server is None
-    journal = Journal(secrets.token_hex(8), config.store.max_changes) if shared else None
-    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal)
-    max_age_s = SHARED_FRONT_MAX_AGE_S if shared else None
-    front = FrontStore(
-        redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder
-    )
-    leases = RedisLeases(redis, timeout_s=config.store.timeout, ttl_s=LEASE_TTL_S) if shared else None
-    quotas = RedisQuotas(redis, timeout_s=config.store.timeout)
-    sync = Syncing(client) if config.jobs.fsync else None
-    jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
-    changes = RedisChanges(client) if shared else None
-    spoken = None if journal is None else RedisSpoken(redis, client, journal.gateway)
-    return Stores(
-        front=front,
-        redis=redis,
-        removals=RedisRemovals(redis),
-        keys=RedisKeys(redis),
-        leases=leases,
+async def build_parts(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    embedder: Embedder,
+) -> Parts:
+    """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartFailed`."""
+    memory, standing = Memory(ServedHits(), Counterexamples()), Standing()
+    ground = _ground(stack, config, environ, clock, draw, stores, memory, standing)
+    pools, prices, telemetry, fleet = ground.pools, ground.prices, ground.telemetry, ground.fleet
+    spaces, former = await open_spaces(stack, ground, embedder)
+    background = Background()
+    stack.push_async_callback(background.close)
+    leasing, quotas = _leasing(stack, stores, telemetry), _quotas(stack, stores, clock, telemetry)
+    escalations, routing = _routing(stack, ground, spaces)
+    standing.stands_on(spaces, escalations)
+    verdicts = Verdicts(memory, spaces, escalations, telemetry)
+    audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
+    stack.push_async_callback(audits.close)
+    shadows = Shadows(pools, prices, telemetry, clock, draw)
+    stack.push_async_callback(shadows.close)
+    return Parts(
+        space=spaces.serving,
+        spaces=spaces,
+        former=former,
+        pools=pools,
+        promises=Promises(clock, telemetry),
+        escalations=escalations,
+        routing=routing,
+        light_audits=audits,
+        shadows=shadows,
+        prices=prices,
+        unstorable=Unstorable(clock),
+        leasing=leasing,
         quotas=quotas,
-        jobs=jobs,
-        batches=batches,
-        server=server,
-        changes=changes,
-        journal=journal,
-        spoken=spoken,
-        policies=RedisPolicies(redis, client) if shared else None,
-        figures=None if journal is None else RedisFigures(redis, client, journal.gateway),
-        replies=RedisReplies(redis, client),
+        clock=clock,
+        telemetry=telemetry,
+        max_entry=config.store.max_entry,
+        keyed=config.auth.mode == "keys",
+        memory=memory,
+        fleet=fleet,
+        feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
+        background=background,
+        evictions=evictions_of(config, stores, spaces, telemetry, clock),
+        loop_watch=LoopWatch(telemetry),
+        recorder=ground.recorder,
     )
 
 
-async def listening(start: Awaitable[T], key: str, address: object) -> T:
-    try:
-        return await start
-    except OSError as error:
-        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
-
-
-def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictions:
-    """Within what the configuration says; the index need never evict by itself. Told when an embedded store was
-    started again."""
-    store = config.store
-    own = int(OF_MEMORY * store.max_memory) if stores.server is not None else None
-    evictions = Evictions(
-        stores.front,
-        RedisWeights(stores.redis, clock),
-        spaces,
-        telemetry,
-        clock,
-        max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),
-        max_bytes=own if store.max_bytes is None else store.max_bytes,
-        alone=stores.server is not None,
+def _ground(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    draw: Callable[[], float],
+    stores: Stores,
+    memory: Memory,
+    standing: Standing,
+) -> Ground:
+    telemetry = Telemetry()
+    pools = build_pools(config, environ, clock, telemetry)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+    care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
+    prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+    return Ground(
+        config=config,
+        environ=environ,
+        stores=stores,
+        counterexamples=memory.counterexamples,
+        pools=pools,
+        prices=prices,
+        telemetry=telemetry,
+        clock=clock,
+        draw=draw,
+        fleet=Fleet(stores, clock),
+        recorder=recorder_of(stack, config, standing, clock, telemetry),
     )
-    if stores.server is not None:
-        stores.server.told = partial(_returned, evictions, telemetry)
-    return evictions
 
 
-def _returned(evictions: Evictions, telemetry: Telemetry) -> None:
-    telemetry.store_restarts.add()
-    evictions.returned()
-
-
-def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:
-    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartFailed`."""
-    if server.tls is None:
-        return None, None
-    try:
-        certificate = Certificate(server.tls)
-        return certificate.context(), certificate
-    except CertificateUnusable as error:
-        raise StartFailed(f"server.tls: {error}") from None
-
-
-def grpc_port_of(server: Server, clock: Clock, certificate: Certificate | None) -> GrpcPort | None:
-    """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
-    if server.grpc is None:
+def _leasing(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> Leasing | None:
+    if stores.leases is None:
         return None
-    grpc_port: type[GrpcPort] = importlib.import_module("gateway.kserve_grpc.port").GrpcPort
-    try:
-        return grpc_port(server, clock, certificate)
-    except CertificateUnusable as error:
-        raise StartFailed(f"server.tls: {error}") from None
+    leasing = Leasing(stores.leases, telemetry)
+    stack.push_async_callback(leasing.close)  # once no flight is in the air any more
+    return leasing
+
+
+def _quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> Quotas:
+    quotas = Quotas(stores.quotas, clock, telemetry)
+    stack.push_async_callback(quotas.close)
+    run_within(stack, quotas.run())
+    return quotas
+
+
+def _routing(stack: AsyncExitStack, ground: Ground, spaces: Spaces) -> tuple[Escalations, Learning]:
+    """What is learnt of routes, here and of other gateways, and what keeps it."""
+    fleet = ground.fleet
+    escalations = Escalations(spaces.filled.complexity.basis, ground.clock, ground.telemetry, fleet.teller("routing"))
+    routing = Learning(escalations, Shelf(ground.stores.redis, "routing"), position=fleet.position)
+    stack.push_async_callback(routing.save)  # once nothing is learnt any more
+    run_within(stack, routing.begin())
+    fleet.hints(ground.pools)
+    fleet.learns(stack, spaces, escalations, routing)
+    return escalations, routing

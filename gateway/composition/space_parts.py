@@ -17,7 +17,7 @@ from gateway.cache.price import Price
 from gateway.composition.fleet import Fleet
 from gateway.composition.index_parts import open_index
 from gateway.composition.model_parts import build_complexity, build_embedder, build_verifier
-from gateway.composition.parts import Stores
+from gateway.composition.store_parts import Stores
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable

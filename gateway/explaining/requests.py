@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.admin.answers import json_answer
 from gateway.composition.dispatching import deciding_of
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explaining.explanation import Explanation, explanation_of, request_of
 from gateway.policy.model import Policy

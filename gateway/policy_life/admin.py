@@ -13,7 +13,7 @@ from gateway.admin.answers import json_answer
 from gateway.admin.audit import note
 from gateway.admin.guard import actor_of
 from gateway.admin.stats import Stats
-from gateway.composition.shared_parts import Parts
+from gateway.composition.parts import Parts
 from gateway.config import Config
 from gateway.errors import BadRequest, Refused, TooLarge
 from gateway.policy.folder import checked_name

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from gateway.commands.workers.restart import restart
 from gateway.commands.workers.supervisor import supervising
-from gateway.composition.parts import DataDirLock
+from gateway.composition.listening import DataDirLock
 from gateway.config import Config
 from gateway.errors import StartFailed
 from tests.fixtures.gateways import BOTH_CACHES, config_of

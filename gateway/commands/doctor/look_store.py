@@ -19,7 +19,7 @@ from gateway.adapters.redis_client import Access, connect
 from gateway.adapters.redis_cluster import each_server
 from gateway.commands.doctor.findings import Finding, fault, ok
 from gateway.commands.doctor.store import CHECK, StoreFacts, store_findings, unreachable
-from gateway.composition.parts import access_of
+from gateway.composition.store_parts import access_of
 from gateway.config import Config
 from gateway.errors import StartFailed
 

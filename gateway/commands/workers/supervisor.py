@@ -28,7 +28,7 @@ from gateway.commands.workers.note import note_of
 from gateway.commands.workers.worker import START_S, Worker
 from gateway.composition.colleagues import OwnFigures, figures_folder, fold
 from gateway.composition.hired import VARIABLE, Hired
-from gateway.composition.parts import DataDirLock, listening
+from gateway.composition.listening import DataDirLock, listening
 from gateway.config import Config
 from gateway.errors import StartFailed
 from gateway.observing.merged import packed

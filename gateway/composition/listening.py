@@ -1,0 +1,70 @@
+"""What a gateway takes for itself before it serves: its data directory, and the addresses where it listens."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import ssl
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gateway.adapters.certificate import Certificate, CertificateUnusable
+from gateway.config.schema import Server
+from gateway.errors import StartFailed
+from gateway.ports import Clock
+
+if TYPE_CHECKING:
+    from gateway.kserve_grpc.port import GrpcPort
+
+T = TypeVar("T")
+
+
+class DataDirLock:
+    """One gateway a data directory: two would fight over its store."""
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (data_dir / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StartFailed(
+                f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
+            ) from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+async def listening(start: Awaitable[T], key: str, address: object) -> T:
+    """What `start` returns. Raises `StartFailed`, naming the `key` of the configuration that has the address."""
+    try:
+        return await start
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
+
+
+def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:
+    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartFailed`."""
+    if server.tls is None:
+        return None, None
+    try:
+        certificate = Certificate(server.tls)
+        return certificate.context(), certificate
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None
+
+
+def grpc_port_of(server: Server, clock: Clock, certificate: Certificate | None) -> GrpcPort | None:
+    """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
+    if server.grpc is None:
+        return None
+    grpc_port: type[GrpcPort] = importlib.import_module("gateway.kserve_grpc.port").GrpcPort
+    try:
+        return grpc_port(server, clock, certificate)
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None
