@@ -77,6 +77,8 @@ async def test_a_gateway_shows_its_certificate_and_its_password_and_needs_no_fur
     assert SECRET not in said.found
 
 
+# asyncio leaves what a handshake that fails has opened to the collector (Python 3.11), whenever that comes.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -99,6 +101,7 @@ async def test_the_doctor_says_what_keeps_it_out(
     (found,) = await look_at(config, ENVIRON, gateway_runs=False)
     assert said in found.found
     assert SECRET not in found.found
+    gc.collect()  # here, where it is expected, and not in the test that comes next
 
 
 def test_a_gateway_does_not_start_with_files_that_are_no_certificates(tmp_path: Path) -> None:
