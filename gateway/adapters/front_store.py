@@ -183,8 +183,7 @@ class FrontStore:
         swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._kept.entries)):
             found = self._kept.entries.get(name)
-            lost = known is not None and found is not None and found[0].question is not None and not known(name)
-            if found is not None and (lost or self.bans.sweep(found[0], now)):
+            if found is not None and (_unheld(found[0], known) or self.bans.sweep(found[0], now)):
                 self._kept.drop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:
@@ -205,3 +204,7 @@ class FrontStore:
 
     def _keep(self, entry: Entry) -> None:
         self._kept.keep(entry, self._clock.monotonic(), self.bans.version)
+
+
+def _unheld(entry: Entry, known: Callable[[str], bool] | None) -> bool:
+    return known is not None and entry.question is not None and not known(entry.fingerprint)
