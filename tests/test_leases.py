@@ -57,7 +57,11 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 config = write_config(folder, backends, store=shared)
                 return await stack.enter_async_context(served_by_process(config))
 
-            return list(await asyncio.gather(*map(one, range(size))))
+            before = lookups(store)
+            started = list(await asyncio.gather(*map(one, range(size))))
+            # Each reads what was learnt, by the command by which answers are looked up, soon after its start.
+            await until(lambda: lookups(store) >= before + size)
+            return started
 
         yield start
 
