@@ -24,7 +24,7 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_exchange import Word
 from gateway.adapters.redis_guard import Guard
-from gateway.adapters.redis_store import PUT
+from gateway.adapters.redis_put import PUT
 from gateway.adapters.system_clock import SystemClock
 
 ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32

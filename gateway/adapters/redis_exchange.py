@@ -28,9 +28,10 @@ MOST_BYTES = 64 * 2**20
 MOST_REPLY = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
 UNREAD: Any = object()  # what the reader gives where no whole reply is there
 Word = str | bytes | int | float
-Command = tuple[Word, ...]
+Command = tuple[Word, ...] | bytes
+"""Its words; or all of it, as it goes over the wire."""
 # Its annotation asks for a tuple of one.
-_packed: Callable[[Command], bytes] = cast("Any", hiredis.pack_command)
+_packed: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
 # Who waits for a reply; when it is due, on the loop's clock; bytes of the command.
 _Waiting = tuple["asyncio.Future[Any]", float, int]
 
@@ -74,10 +75,10 @@ class Exchange(asyncio.Protocol):
         elif self._unsent:
             self._send()
 
-    def ask(self, words: Command, due: float) -> asyncio.Future[Any]:
+    def ask(self, command: Command, due: float) -> asyncio.Future[Any]:
         """The reply of a command; a `redis.exceptions.TimeoutError` at `due`, on the loop's clock. Whoever stops
         waiting leaves its place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
-        packed = _packed(words)
+        packed = command if isinstance(command, bytes) else _packed(command)
         size = len(packed)
         if len(self._waiting) >= MOST_COMMANDS or self._bytes + size > MOST_BYTES:
             raise StoreUnavailable(f"{len(self._waiting)} commands ({self._bytes} bytes) already wait for the store")

@@ -77,13 +77,12 @@ class Guard:
         self._admit()
         return self._line.ask(words, self._timeout_s)
 
-    def begin_run(self, script: Script, keys: Sequence[str], arguments: Sequence[Word]) -> asyncio.Future[Any]:
-        """As `run`, for who has no task to wait in. Where the reply is that the script is `unknown`, it is to be
-        `run`."""
-        if self._line is None:
-            return asyncio.ensure_future(self.run(script, keys, arguments))
+    def begin_packed(self, command: bytes) -> asyncio.Future[Any]:
+        """As `begin`, of a command as it goes over the wire, to one server. Where the reply is that a script is
+        `unknown`, it is to be `run`."""
+        assert self._line is not None
         self._admit()
-        return self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), self._timeout_s)
+        return self._line.ask(command, self._timeout_s)
 
     def unknown(self, begun: asyncio.Future[Any]) -> bool:
         if begun.cancelled() or not isinstance(begun.exception(), NoScriptError):

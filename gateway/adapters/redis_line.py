@@ -42,11 +42,11 @@ class Line:
         watched = isinstance(self._pool, SentinelConnectionPool)
         self._demoted = _read_only if watched else _never
 
-    def ask(self, words: Command, timeout_s: float) -> asyncio.Future[Any]:
+    def ask(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
         """As `Exchange.ask`, within `timeout_s`."""
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._opened(loop)
-        return exchange.ask(words, loop.time() + timeout_s)
+        return exchange.ask(command, loop.time() + timeout_s)
 
     async def close(self) -> None:
         """What was asked is answered first, if that takes no longer than `CLOSE_S`."""

@@ -18,9 +18,10 @@ import orjson
 
 from gateway.adapters.redis_cluster import names_of, used_memory
 from gateway.adapters.redis_exchange import Word
-from gateway.adapters.redis_guard import Guard, Script
+from gateway.adapters.redis_guard import Guard
 from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_names import PREFIX
+from gateway.adapters.redis_put import PUT, packed_put
 from gateway.cache.eviction import worth_of
 from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.cache.records import RecordInvalid, decode, encode
@@ -38,34 +39,6 @@ SCAN_BATCH = 500
 # What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
 # (gateway/upkeep/succession.py): the one that lookups still go by, beside the one that they will.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
-# KEYS: the entry, its lease, the list of all. ARGV: the token of the lease, 0 for none; the expiry in ms, and as it is
-# listed; the fingerprint; the record, the scope, what it is worth; the vector and its embedder, both empty for none;
-# and a command: what others are told. The names of the fields are here, and not sent each time.
-#
-# Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
-# entry of a later lease, or of none. HSET is the first step that writes: a server without room refuses it, and nothing
-# else has been done then. Where it finds no field of the entry there is nothing of an older answer to take away.
-PUT = Script("""
-local mine = ARGV[1] ~= '0' and redis.call('GET', KEYS[2]) == ARGV[1]
-if ARGV[1] ~= '0' and not mine and redis.call('EXISTS', KEYS[1]) == 1 then
-  local other = tonumber(redis.call('HGET', KEYS[1], 'lease') or '0')
-  if other == 0 or other > tonumber(ARGV[1]) then return 0 end
-end
-if ARGV[8] ~= '' then
-  if redis.call('HSET', KEYS[1], 'record', ARGV[5], 'scope', ARGV[6], 'expires', ARGV[3], 'worth', ARGV[7],
-      'vector', ARGV[8], 'embedder', ARGV[9]) < 6 then
-    redis.call('HDEL', KEYS[1], 'lease', 'former', 'former_embedder')
-  end
-elseif redis.call('HSET', KEYS[1], 'record', ARGV[5], 'scope', ARGV[6], 'expires', ARGV[3], 'worth', ARGV[7]) < 4 then
-  redis.call('HDEL', KEYS[1], 'lease', 'vector', 'embedder', 'former', 'former_embedder')
-end
-if ARGV[1] ~= '0' then redis.call('HSET', KEYS[1], 'lease', ARGV[1]) end
-redis.call('PEXPIREAT', KEYS[1], ARGV[2])
-redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
-if mine then redis.call('DEL', KEYS[2]) end
-if #ARGV > 9 then redis.call(unpack(ARGV, 10)) end
-return 1
-""")
 T = TypeVar("T")
 
 
@@ -129,13 +102,14 @@ class RedisStore:
         return True
 
     def begin_put(self, entry: Entry, vector: Vector | None) -> asyncio.Future[Any]:
-        if self.names.tags:  # over redis-py, and told apart
+        if self.names.tags or self.journal is not None:  # others are told, and a cluster is asked over redis-py
             return asyncio.ensure_future(self.put(entry, vector))
-        name = entry.fingerprint
-        return self._guard.begin_run(PUT, self.names.of_put(name), self._arguments(entry, vector, 0))
+        embedder = b"" if vector is None else self._embedder
+        written = self._written(entry, vector)
+        return self._guard.begin_packed(packed_put(entry.fingerprint, entry.scope, *written, embedder))
 
     def was_put(self, entry: Entry, vector: Vector | None, begun: asyncio.Future[Any]) -> bool:
-        if self.names.tags:
+        if self.names.tags or self.journal is not None:
             return bool(begun.result())
         if self._guard.unknown(begun):
             return False
@@ -146,19 +120,22 @@ class RedisStore:
 
     def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
         """Of `PUT`."""
-        name, expires, placed = entry.fingerprint, entry.expires, (b"", b"")
-        if vector is not None:
-            placed = vector.astype("<f4", copy=False).tobytes(), self._embedder
-        # What `repr` says of them, in a fifth of its time.
-        listed, worth = orjson.dumps(expires), orjson.dumps(worth_of(entry))
+        name, embedder = entry.fingerprint, b"" if vector is None else self._embedder
+        expires_ms, listed, record, worth, placed = self._written(entry, vector)
+        arguments: list[Word] = [lease, expires_ms, listed, name, record, entry.scope, worth, placed, embedder]
+        if self.journal is not None:
+            arguments += self.told_within(_kind(vector), name)
+        return arguments
+
+    def _written(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
+        """Its expiry in ms and as it is listed, the record, what it is worth, the vector: empty for none."""
         try:
             record = encode(entry)
         except (ValueError, OverflowError) as error:  # a header of its backend that is no UTF-8, say
             raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
-        arguments: list[Word] = [lease, int(expires * 1000), listed, name, record, entry.scope, worth, *placed]
-        if self.journal is not None:
-            arguments += self.told_within(_kind(vector), name)
-        return arguments
+        placed = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+        # What `repr` says of them, in a fifth of its time.
+        return int(entry.expires * 1000), orjson.dumps(entry.expires), record, orjson.dumps(worth_of(entry)), placed
 
     def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
         """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
