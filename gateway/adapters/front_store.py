@@ -28,22 +28,20 @@ class Kept:
         self.entries: OrderedDict[str, tuple[Entry, float, int]] = OrderedDict()
         self.bytes = 0
         self._max_bytes = max_bytes
+        # One entry may take a tenth: a single huge answer must not push out everything that is hot.
+        self.largest = max_bytes // 10
 
     def keep(self, entry: Entry, since: float, bans: int) -> None:
         fingerprint, size = entry.fingerprint, entry.size
         if fingerprint in self.entries:
             self.drop(fingerprint)
-        if not self.takes(size):
+        if size > self.largest:
             return
         self.entries[fingerprint] = (entry, since, bans)
         self.bytes += size
         while self.bytes > self._max_bytes:
             _, (oldest, *_) = self.entries.popitem(last=False)
             self.bytes -= oldest.size
-
-    def takes(self, size: int) -> bool:
-        """One entry may take a tenth: a single huge answer must not push out everything that is hot."""
-        return size * 10 <= self._max_bytes
 
     def drop(self, fingerprint: str) -> None:
         found = self.entries.pop(fingerprint, None)
@@ -122,7 +120,7 @@ class FrontStore:
         return entry
 
     def keeps(self, size: int) -> bool:
-        return self._kept.takes(size)
+        return size <= self._kept.largest
 
     def seek(self, fingerprint: str) -> asyncio.Future[Any]:
         if not self.bans.loaded:

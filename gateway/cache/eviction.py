@@ -51,9 +51,9 @@ class Ledger:
         """Adds or replaces. What is replaced keeps its uses."""
         place = self._places.get(fingerprint)
         if place is None:
-            place = self._places[fingerprint] = _Place(size, worth, 1, 0.0, cycle)
-            place.value = self._value(place)
-            heapq.heappush(self._queue, (place.value, fingerprint))
+            value = self._floor + worth / size  # as `_value`: every put comes by here
+            self._places[fingerprint] = _Place(size, worth, 1, value, cycle)
+            heapq.heappush(self._queue, (value, fingerprint))
         else:
             self.bytes -= place.size
             place.size, place.worth, place.cycle = size, worth, max(cycle, place.cycle)

@@ -17,9 +17,8 @@ from gateway.data_port.underway import Client, Underway
 from gateway.data_port.wire import STATUS_LINES
 from gateway.flights.flight import Led
 from gateway.http1.connection import Connection
-from gateway.messages import Begun, Call, Entry, Request, Response, Whole
+from gateway.messages import Begun, Call, Request, Response, Whole
 from gateway.observing.traced import Traced
-from gateway.stages.admit import Said
 from gateway.stages.observe import CLIENT_CLOSED
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Fetching(Underway):
     # From the answer on.
 
     def _heard(self) -> None:
-        answer, course, misses = self._answer, self._course, self._misses
+        answer, course, misses, request = self._answer, self._course, self._misses, self._request
         if answer.status != 200 or not answer.whole or not self._to.stays:
             return self._otherwise()
         kept = misses.returned.of(answer, course)
@@ -92,12 +91,13 @@ class Fetching(Underway):
         entry = None
         try:
             self._book(kept, now)
-            entry = self._entry(kept.said, self._given[1])
+            fetch = course.fetch
+            entry = fetch.admit.whole(request, self._call, kept.said, self._given[1], fetch.origin, self._at)
         except Exception:
-            LOG.exception("internal error", extra={"fields": self._request.named})
+            LOG.exception("internal error", extra={"fields": request.named})
         if entry is None:
             return self._land(stored=False)
-        course.fetch.admit.storing.begin(self._request, entry, self._land)
+        course.fetch.admit.storing.begin(request, entry, self._land)
         return None
 
     def _book(self, kept: Kept, now: float) -> None:
@@ -108,10 +108,6 @@ class Fetching(Underway):
         course.lane.relayed(self._asked, course.pace, self._ahead, at, now)
         course.gate.relayed(course.kind, at, self._began or now, now)
         course.told.of_backend.add(now - at)
-
-    def _entry(self, said: Said, data: bytes) -> Entry | None:
-        fetch = self._course.fetch
-        return fetch.admit.whole(self._request, self._call, said, data, fetch.origin, self._at)
 
     def _land(self, stored: bool) -> None:
         """Whether it is stored is known."""
@@ -132,16 +128,17 @@ class Fetching(Underway):
             steps_ms = misses.observer.fetched(kind, trace, request.id, misses.now() - self._received)
             timing = kind.timing % tuple(steps_ms)
         finally:  # whatever is wrong with our books, the client has its answer
-            answer = self._written(kept.fields, stored, timing, data)
+            stays = to.stays
+            answer = self._written(kept.fields, stored, timing, data, stays)
             misses.service.inflight -= 1
             misses.fetched += 1
-            (to.relayed if to.stays else to.last)(answer)
+            (to.relayed if stays else to.last)(answer)
 
-    def _written(self, fields: bytes, stored: bool, timing: bytes, data: bytes) -> bytes:
+    def _written(self, fields: bytes, stored: bool, timing: bytes, data: bytes, stays: bool) -> bytes:
         """What `answer_headers` and `head_of` make of it. A request's id has no line break."""
         said = self._course.explained
         explained = b"" if said is None else b"%bServer-Timing: %b\r\n" % (said[0 if stored else 1], timing)
-        closes = b"" if self._to.stays else b"\r\nConnection: close"
+        closes = b"" if stays else b"\r\nConnection: close"
         date = rfc822_formatted_time().encode()
         return b"%b%bx-request-id: %b\r\nServer: nearhit\r\n%bContent-Length: %d\r\nDate: %b%b\r\n\r\n%b" % (
             STATUS_LINES[200], fields, self._id.encode(), explained, len(data), date, closes, data,

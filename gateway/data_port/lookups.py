@@ -22,6 +22,7 @@ from gateway.data_port.service import Service
 from gateway.data_port.sought import Asking, Came, Known, Outcome
 from gateway.errors import BadRequest
 from gateway.messages import Asked, Call, Request, Verdict
+from gateway.observing.decimals import IN_MS
 from gateway.observing.found import Found
 from gateway.observing.observer import Observer
 from gateway.observing.repeated import repeated_of
@@ -32,8 +33,6 @@ from gateway.policy.model import Route
 from gateway.ports import Clock
 from gateway.stages.beforehand import Beforehand
 from gateway.stages.policy import terms_of
-
-IN_MS = (1e3).__mul__  # of seconds
 
 
 class Lookups:
@@ -167,29 +166,29 @@ class Lookups:
         if came.note is not None:
             trace.note = came.note
         deadline, ttft_deadline = terms.budget.due(came.received)
-        return Request(
-            id=asked.id,
-            method=head.method,
-            path=head.path,
-            query=head.query,
-            headers=head.headers,
-            source=AtHand(came.body),
-            received=came.received,
-            trace=trace,
-            body=came.body,
-            call=asked.call,
-            route=terms.route.name,
-            directives=asked.directives,
-            scope=asked.scope,
-            fingerprint=asked.fingerprint,
-            embedding=embedding,
-            unlike=came.unlike,
-            deadline=deadline,
-            ttft_deadline=ttft_deadline,
-            tpot_s=terms.budget.tpot_s,
-            priority=terms.priority,
-            table=plan.table,
-            peer=came.peer,
+        return Request(  # by position, see `gateway.messages.values`
+            asked.id,
+            head.method,
+            head.path,
+            head.query,
+            head.headers,
+            AtHand(came.body),
+            came.received,
+            trace,
+            came.body,
+            asked.call,
+            terms.route.name,
+            asked.directives,
+            asked.scope,
+            asked.fingerprint,
+            embedding,
+            came.unlike,
+            deadline,
+            ttft_deadline,
+            terms.budget.tpot_s,
+            terms.priority,
+            plan.table,
+            came.peer,
         )
 
     def _found(self, head: Head, plan: Plan, name: bytes, call: Call) -> Known | None:

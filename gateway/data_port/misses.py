@@ -86,15 +86,15 @@ class Misses:
     def begin(self, head: Head, body: bytes, request: Request, to: Client) -> Fetching | None:
         """Sends a request that was looked up in vain; what comes of that is told to `to`. None: the stages are to
         begin."""
-        call, table = request.call, request.table
+        call, table, tenant = request.call, request.table, request.tenant
         if table is not self._under:
             self._under = table
             self._courses.clear()
         if call is None or not request.unlike or not self._on:
             return None
-        asked = head.decisive, request.route, request.tenant, call.model
+        asked = head.decisive, request.route, tenant, call.model
         course = self._courses[asked] if asked in self._courses else self._found(asked, head, request, call)
-        if course is None or not course.lane.plain(request.tenant, self.now()) or not course.gate.take():
+        if course is None or not course.lane.plain(tenant, self.now()) or not course.gate.take():
             return None
         self.service.inflight += 1
         sent = call.dialect.outgoing(head.path, call, model=course.model, kept=True).body

@@ -58,17 +58,16 @@ class Aloft:
 
 def to_come(request: Request) -> Entry:
     """What will be stored of a question, but for its answer."""
-    return entry_of(request, content_type="", created=0.0, expires=0.0)
+    return entry_of(request)
 
 
 def entry_of(
     request: Request,
-    *,
-    content_type: str,
-    created: float,
-    expires: float,
     streamed: bool = False,
     payload: tuple[bytes, ...] = (),
+    content_type: str = "",
+    created: float = 0.0,
+    expires: float = 0.0,
     backend: str = "",
     input_tokens: int = 0,
     output_tokens: int = 0,
@@ -76,27 +75,28 @@ def entry_of(
     upstream_s: float = 0.0,
     tags: tuple[str, ...] = (),
 ) -> Entry:
-    """What is stored of a question with this answer. Made in one go: a copy of it costs as much again, 7 us."""
+    """What is stored of a question with this answer. Made in one go, as a copy of it costs as much again, and by
+    position (`gateway.messages.values`)."""
     call = request.call
     assert call is not None  # what has been embedded, or answered by a backend, has a question
     return Entry(
-        fingerprint=request.fingerprint,
-        scope=request.scope,
-        tenant=request.tenant,
-        route=request.route,
-        model=call.model,
-        operation=call.operation,
-        dialect=call.dialect.name,
-        question=call.question,
-        streamed=streamed,
-        payload=payload,
-        content_type=content_type,
-        created=created,
-        expires=expires,
-        backend=backend,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cost_dollars=cost_dollars,
-        upstream_s=upstream_s,
-        tags=tags,
+        request.fingerprint,
+        request.scope,
+        request.tenant,
+        request.route,
+        call.model,
+        call.operation,
+        call.dialect.name,
+        call.question,
+        streamed,
+        payload,
+        content_type,
+        created,
+        expires,
+        backend,
+        input_tokens,
+        output_tokens,
+        cost_dollars,
+        upstream_s,
+        tags,
     )

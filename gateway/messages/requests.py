@@ -122,17 +122,17 @@ class Request:
     deadline: float | None = None  # monotonic clock: when the whole answer is due
     ttft_deadline: float | None = None  # monotonic clock: when its first token is due
     tpot_s: float | None = None  # seconds an output token may take
+    priority: Priority = Priority.NORMAL  # where there is not room for all
+    table: Any = None  # `RouteTable`: the policy that it met, where it did before the stages were asked
+    peer: str = ""  # the address that it came from; empty: it did not come from a client
     stale_at_hand: bool = False  # a stored answer past its time may be served where no backend answers
     gathering: Gathering | None = None  # of a part of a call: where the parts that no cache has come together
-    priority: Priority = Priority.NORMAL  # where there is not room for all
     lease: int = 0  # the token under which the backend is asked for all gateways on the store; 0: none
     light_only: bool = False  # a limit of the policy keeps it from all but the lightest model
     metered: bool = False  # what it costs is counted: the backend is to tell
     patient: bool = False  # a job: nobody waits for it, so it yields to all others and has no latency budget
     unasked: bool = False  # the gateway's own check of an answer: no client asked for it
-    table: Any = None  # `RouteTable`: the policy that it met, where it did before the stages were asked
     begun: Begun | None = None  # its call to a backend, where that is on its way already
-    peer: str = ""  # the address that it came from; empty: it did not come from a client
 
     @property
     def tenant(self) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+IN_MS = (1e3).__mul__  # of seconds
+
 
 def thousandths(value: float) -> float:
     """`value`, not negative, to three decimals."""

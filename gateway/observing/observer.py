@@ -14,6 +14,7 @@ from gateway.cache.hits import provenance_of
 from gateway.cache.looked import Sought
 from gateway.messages import Provenance, Verdict
 from gateway.observing.access_log import AccessLog, LogShares, access_fields
+from gateway.observing.decimals import IN_MS
 from gateway.observing.decisions import Decisions
 from gateway.observing.fetched import Kind as Missed
 from gateway.observing.found import Found
@@ -139,7 +140,7 @@ class Observer:
         spans = trace.spans
         own = seconds - spans["upstream"]
         what.tally.add(seconds, own if own > 0 else 0.0, *spans.values())
-        steps_ms = [1e3 * spent for spent in spans.values()]
+        steps_ms = [*map(IN_MS, spans.values())]
         self._log(Verdict.MISS, what.line_of, request_id, seconds, steps_ms)
         return steps_ms
 

@@ -192,18 +192,18 @@ class Admit:
         now, tags = self._clock.wall(), request.headers.get("cache-tag")
         return entry_of(
             request,
-            streamed=streamed,
-            payload=payload,
-            content_type=said.content_type,
-            created=now,
-            expires=now + self._lifetime_s,
-            backend=origin.backend or "",
-            input_tokens=inspection.input_tokens,
-            output_tokens=inspection.output_tokens,
-            cost_dollars=dollars,
-            upstream_s=seconds,
+            streamed,
+            payload,
+            said.content_type,
+            now,
+            now + self._lifetime_s,
+            origin.backend or "",
+            inspection.input_tokens,
+            inspection.output_tokens,
+            dollars,
+            seconds,
             # The backend's first: within their bound a client cannot push them out.
-            tags=() if tags is None and not said.tags else tags_of(*said.tags, tags),
+            () if tags is None and not said.tags else tags_of(*said.tags, tags),
         )
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
