@@ -15,8 +15,8 @@ MOST = {
     "unknown path": (45, 46),
     "exact hit, new bytes": (56, 63),
     "semantic hit (hash)": (60, 70),
-    "chat miss, stored in the exact cache": (143, 154),
-    "chat miss, stored in both caches": (169, 184),
+    "chat miss, stored in the exact cache": (138, 149),
+    "chat miss, stored in both caches": (164, 179),
     "live stream, 74 events": (1450, 1570),
 }
 

@@ -102,15 +102,15 @@ class Ledger:
         if place is not None:
             self.bytes -= place.size
 
+    def exceeded(self, max_entries: int, max_bytes: int | None) -> str | None:
+        """Which bound is, `entries` or `bytes`."""
+        if len(self._places) > max_entries:
+            return "entries"
+        return "bytes" if max_bytes is not None and self.bytes > max_bytes else None
+
     def surplus(self, max_entries: int, max_bytes: int | None) -> Iterator[tuple[str, str]]:
         """Takes out what is too much, least valuable first -> (fingerprint, `entries` or `bytes`: which bound)."""
-        while self._places:
-            if len(self._places) > max_entries:
-                reason = "entries"
-            elif max_bytes is not None and self.bytes > max_bytes:
-                reason = "bytes"
-            else:
-                return
+        while self._places and (reason := self.exceeded(max_entries, max_bytes)) is not None:
             value, name = heapq.heappop(self._queue)
             place = self._places.get(name)
             if place is None:

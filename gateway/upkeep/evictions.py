@@ -67,7 +67,7 @@ class Evictions:
         """To be told once it can be found, in store and index."""
         size = entry.size + (0 if vector is None else vector.nbytes)
         self.ledger.put(entry.fingerprint, size, worth_of(entry), self._cycle)
-        if self._over():
+        if self.ledger.exceeded(self._max_entries, self._max_bytes):
             self._wanted.set()
 
     def returned(self) -> None:
@@ -118,7 +118,7 @@ class Evictions:
 
     async def evict(self) -> None:
         """Until the budget is kept. Raises `StoreUnavailable`; what was not done is done the next time."""
-        while self._unfinished or self._over():
+        while self._unfinished or self.ledger.exceeded(self._max_entries, self._max_bytes):
             if not self._unfinished:
                 self._unfinished = list(islice(self.ledger.surplus(self._max_entries, self._max_bytes), BATCH))
             names = [name for name, _ in self._unfinished]
@@ -159,10 +159,6 @@ class Evictions:
             for name in some:
                 if self.ledger.unseen(name, cycle):
                     self.ledger.drop(name)
-
-    def _over(self) -> bool:
-        ledger = self.ledger
-        return len(ledger) > self._max_entries or (self._max_bytes is not None and ledger.bytes > self._max_bytes)
 
 
 async def _forget(space: Space, names: Sequence[str]) -> None:
