@@ -20,7 +20,7 @@ from gateway.adapters.collector import Collector, collected_briefly
 from gateway.app import Gateway, running
 from gateway.background import begun, cancelled
 from gateway.commands.asking import GOOD, add_addresses, addressed
-from gateway.commands.signals import until_signalled
+from gateway.commands.signals import told_to_stop
 from gateway.commands.workers.supervisor import supervising
 from gateway.composition.hired import Hired
 from gateway.composition.open_files import allow_files
@@ -74,13 +74,14 @@ async def serve(
         running(config, policy, environ, access_log=log, policies=config.policies, hired=hired) as gateway,
         following(gateway),
     ):
-        with settled(gateway):
+        # Before anybody is told that it serves: who is may stop it at once.
+        with settled(gateway), told_to_stop(patiently=hired is not None) as stop:
             if hired is None:
                 announce(config.server.scheme, gateway.data_address, gateway.admin_address)
             else:
                 hired.say("ready")
                 gateway.parts.background.start("warm", warm(gateway, hired))
-            await until_signalled(patiently=hired is not None)
+            await stop.wait()
         logging.getLogger("nearhit").info("stopping")
 
 
@@ -102,9 +103,10 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
             task.add_done_callback(tasks.discard)
 
         loop.add_signal_handler(signal.SIGHUP, hand_over)
-        announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
         try:
-            await until_signalled()
+            with told_to_stop() as stop:
+                announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
+                await stop.wait()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
             await cancelled(*tasks)
@@ -138,9 +140,9 @@ async def serve_upstream(
     config, policy = upstream_config(url, addressed(environ, listen, admin))
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
-        with settled(gateway):
+        with settled(gateway), told_to_stop() as stop:
             announce(config.server.scheme, gateway.data_address, gateway.admin_address)
-            await until_signalled()
+            await stop.wait()
         logging.getLogger("nearhit").info("stopping")
 
 

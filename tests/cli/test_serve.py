@@ -88,6 +88,27 @@ async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: P
     assert not any(map(alive, store))
 
 
+STOPPED_AT_ONCE = """
+import os, signal, sys
+from gateway.cli import main
+from gateway.commands import serve
+serve.announce = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_who_is_told_that_it_serves_may_stop_it_at_once(tmp_path: Path) -> None:
+    options = ("--upstream", "http://127.0.0.1:9/v1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STOPPED_AT_ONCE, "serve", *options),
+        cwd=tmp_path,
+        env={**HASH, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert (await ended(process))[0] == 0
+
+
 async def test_what_a_configuration_does_not_use_is_not_imported(upstream: Upstream, tmp_path: Path) -> None:
     said: list[str] = []
     options = ("--upstream", upstream.url, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
