@@ -209,7 +209,7 @@ async def test_the_grpc_port_answers_tensors_too_whole_and_as_a_stream(tmp_path:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ([], "'inputs' is missing"),
+        ([], "'inputs' is an empty array: expected an array of 1 to"),
         (
             [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}],
             "expected input_ids, attention_mask, token_type",
