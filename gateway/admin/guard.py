@@ -103,11 +103,13 @@ class Guard:
         if request.method not in SAFE and _from_another_site(request):
             return await self._refused(request, endpoint, actor, "a page of another site sent this")
         role = ROLES.get(endpoint)
-        known = request.match_info.http_exception is None
-        if known and (role is None or not actor.role.covers(role)):
+        unknown = request.match_info.http_exception
+        if unknown is not None:
+            return _nothing_there(request, unknown)
+        if role is None or not actor.role.covers(role):
             needs = "nobody may do this" if role is None else f"this takes the role {role}"
             return await self._refused(request, endpoint, actor, f"{needs}, {actor.name} has {actor.role}")
-        if not known or not acts(endpoint):
+        if not acts(endpoint):
             return await handler(request)
         return await self._followed(request, handler, endpoint, actor)
 
@@ -166,6 +168,15 @@ class Guard:
         if request.host in {f"{name}:{port}" for name in bracketed}:
             return True
         return request.host in self._hosts or request.host.rpartition(":")[0] in self._hosts
+
+
+def _nothing_there(request: web.Request, why: web.HTTPException) -> web.Response:
+    """404 or 405, in the shape of all else. Whoever asks a model here has mixed up the ports."""
+    has = f"the admin port has no {request.method[:16]} {request.path[:100]}"
+    answer = json_answer({"error": f"{has}: clients of models ask the data port (server.listen)"}, why.status)
+    if "Allow" in why.headers:
+        answer.headers["Allow"] = why.headers["Allow"]
+    return answer
 
 
 def endpoint_of(request: web.Request) -> str:

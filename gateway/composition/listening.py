@@ -25,8 +25,14 @@ class DataDirLock:
     """One gateway a data directory: two would fight over its store."""
 
     def __init__(self, data_dir: Path) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (data_dir / "lock").open("w")
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            self._file = (data_dir / "lock").open("w")
+        except OSError as error:
+            raise StartFailed(
+                f"the data directory {data_dir} cannot be written ({error.strerror}): expected write access there, "
+                "or another data_dir"
+            ) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

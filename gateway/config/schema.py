@@ -162,6 +162,7 @@ class Config(Section):
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         server, auth = given.get("server"), given.get("auth")
         yield from _of_one_process(server, given.get("index"))
+        yield from _of_one_port(server)
         if not isinstance(server, dict) or (
             isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))
         ):
@@ -176,6 +177,20 @@ class Config(Section):
                 f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
                 "or auth.admin_token_env or auth.oidc",
             )
+
+
+def _of_one_port(server: object) -> Iterator[Problem]:
+    """Two listeners of one address: the second would find the port taken, by the gateway itself."""
+    named = {"listen": "127.0.0.1:8080", "admin": "127.0.0.1:9090", **(server if isinstance(server, dict) else {})}
+    had: dict[Address, str] = {}
+    for name in ("listen", "admin", "grpc"):
+        try:
+            address = parse_address(named.get(name))
+        except ValueError:
+            continue  # the field itself reports it, or there is none
+        if address.port and address in had:
+            yield Problem("server", f"{had[address]} and {name} are both {address}, expected a port for each")
+        had.setdefault(address, name)
 
 
 def _of_one_process(server: object, index: object) -> Iterator[Problem]:

@@ -144,6 +144,22 @@ async def test_the_token_is_in_no_answer_and_no_log(guarded: Served, caplog: pyt
     assert TOKEN not in caplog.text
 
 
+async def test_what_the_admin_port_has_not_is_said_in_its_own_shape(served: Served) -> None:
+    found = await get(served, "/v1/models")
+    assert (found.status, found.headers["Content-Type"]) == (404, "application/json")
+    assert found.json == {
+        "error": "the admin port has no GET /v1/models: clients of models ask the data port (server.listen)"
+    }
+    async with served.session.delete(served.admin_url + "/admin/stats") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET,HEAD")
+        assert (await response.json())["error"].startswith("the admin port has no DELETE /admin/stats: ")
+
+
+async def test_what_there_is_is_not_told_to_those_without_the_token(guarded: Served) -> None:
+    for path in ("/v1/models", "/admin/nothing", "/admin/stats"):
+        assert (await get(guarded, path)).status == 401
+
+
 async def test_every_metric_of_the_contract_is_there_with_its_labels(served: Served) -> None:
     await served.chat("hi")
     await served.chat("hi")

@@ -134,6 +134,17 @@ async def test_two_gateways_do_not_share_a_data_directory(upstream: Upstream, tm
     assert said == f"nearhit: another gateway uses the data directory {tmp_path / 'var'}: {way_out}\n"
 
 
+async def test_a_data_directory_that_cannot_be_made_is_one_sentence(upstream: Upstream, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, data_dir="file/var")
+    code, said = await ended(await start("--config", str(config), "--log-level", "error", cwd=tmp_path))
+    assert code == 1
+    assert said == (
+        f"nearhit: the data directory {tmp_path / 'file' / 'var'} cannot be written (Not a directory): "
+        "expected write access there, or another data_dir\n"
+    )
+
+
 async def test_a_taken_port_is_one_sentence_and_leaves_nothing_running(upstream: Upstream, tmp_path: Path) -> None:
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     with socket.socket() as taken:

@@ -137,6 +137,15 @@ def test_an_admin_port_for_other_machines_takes_a_token(tmp_path: Path) -> None:
     load(tmp_path, environ={**environ, "NEARHIT_AUTH__ADMIN_TOKEN_ENV": "TOKEN", "TOKEN": "x"})
 
 
+def test_no_two_ports_are_one(tmp_path: Path) -> None:
+    """Those that are not named included; port 0 is another one each time."""
+    (fault,) = refused(tmp_path, environ={"NEARHIT_SERVER__LISTEN": "127.0.0.1:9090"})
+    assert fault.endswith("server: listen and admin are both 127.0.0.1:9090, expected a port for each")
+    (fault,) = refused(tmp_path, environ={"NEARHIT_SERVER__GRPC": "127.0.0.1:8080"})
+    assert fault.endswith("server: listen and grpc are both 127.0.0.1:8080, expected a port for each")
+    load(tmp_path, environ={"NEARHIT_SERVER__LISTEN": "127.0.0.1:0", "NEARHIT_SERVER__ADMIN": "127.0.0.1:0"})
+
+
 def test_keys_are_hashes_by_tenant(tmp_path: Path) -> None:
     config = load(tmp_path, MAIN + f"auth: {{mode: keys, keys: {{acme: [{'AB' * 32}]}}}}\n")
     assert config.auth.keys == {"acme": ("ab" * 32,)}
