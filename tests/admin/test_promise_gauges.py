@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from gateway.policy.load import policy_from_text
 from tests.fixtures.gateways import Served, store_pid
 
@@ -34,6 +36,7 @@ async def test_promises_follow_the_policy_and_routes_that_are_gone_are_not_shown
     assert telemetry.policy_info.values == {(policy.hash,): 1.0}
 
 
+@pytest.mark.usefixtures("killed_for_good")
 async def test_a_store_that_does_not_answer_is_down(served: Served) -> None:
     gateway = served.gateway
     await gateway.gauges.sample()

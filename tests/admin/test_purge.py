@@ -533,6 +533,7 @@ async def test_what_the_store_could_not_be_told_is_in_force_here_and_recorded_la
     assert len(await served.gateway.stores.removals.bans()) == 1
 
 
+@pytest.mark.usefixtures("killed_for_good")
 async def test_a_dead_store_is_a_503_and_what_is_hot_is_not_served_either(served: Served) -> None:
     await served.chat("one", headers={"Cache-Tag": "a"})
     os.kill(store_pid(served), 9)

@@ -162,6 +162,7 @@ async def test_another_policy_is_heeded_at_once(it: Recalled) -> None:
     assert len(it.recalls) == 1
 
 
+@pytest.mark.usefixtures("killed_for_good")
 async def test_a_store_that_is_away_is_a_miss(it: Recalled) -> None:
     await it.known()
     await it.hit()
