@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -35,6 +36,7 @@ from gateway.stages.jobs import Credentials, Jobs, bounds_of
 if TYPE_CHECKING:
     from gateway.jobs.sealing import Sealer
 
+LOG = logging.getLogger("nearhit.jobs")
 KEY_LENGTH = 32  # of `jobs.key_env`, in characters
 
 
@@ -97,15 +99,14 @@ def build_jobs(
 
 
 def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
-    """Raises `StartFailed`: a key is derived from the secret without slowness, so that a short one could be guessed."""
+    """Warns of a short secret: the key is derived from it without slowness, and could be guessed. It is taken all
+    the same, as jobs may wait that are sealed with it. Raises `StartFailed` where its variable is empty."""
     key = secret(environ, jobs.key_env, "jobs.key_env")
     if key is None:
         return None
     if len(key) < KEY_LENGTH:
-        raise StartFailed(
-            f"jobs.key_env, in {jobs.key_env}: expected a secret of {KEY_LENGTH} random characters or more, "
-            "such as `openssl rand -base64 32` prints"
-        )
+        fields = {"variable": jobs.key_env, "characters": len(key), "todo": "openssl rand -base64 32"}
+        LOG.warning(f"the secret of jobs.key_env has fewer than {KEY_LENGTH} characters", extra={"fields": fields})
     sealer: Sealer = import_module("gateway.jobs.sealing").Sealer(key)
     return sealer
 
