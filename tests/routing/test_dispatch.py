@@ -128,14 +128,21 @@ async def test_the_clients_model_name_decides_the_key_and_not_the_tier(tiered: S
     assert [call.json["model"] for call in large.calls] == ["big", "big"]
 
 
-async def test_a_budget_that_large_does_not_keep_sends_a_hard_request_to_light(tiered: Served) -> None:
-    observe(tiered, "large", 2.0)
-    assert backend_of(await tiered.chat(HARD)) == "large"
-    tight = await tiered.chat(HARD, headers={"x-latency-budget-ms": "1500"}, seed=1)
+async def test_a_budget_that_large_does_not_keep_sends_a_hard_request_to_light(
+    timed: Served, large: Upstream, clock: FakeClock
+) -> None:
+    async def slowly(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        clock.advance(2.0)
+        return web.json_response({"choices": []})
+
+    large.answer = slowly
+    observe(timed, "large", 2.0)
+    assert backend_of(await timed.chat(HARD)) == "large"
+    tight = await timed.chat(HARD, headers={"x-latency-budget-ms": "900"}, seed=1)
     assert backend_of(tight) == "light"
     assert float(tight.headers["x-nearhit-complexity"]) > 0.5
-    assert reasons(tiered)["light", "budget"] == 1
-    assert backend_of(await tiered.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=2)) == "large"
+    assert reasons(timed)["light", "budget"] == 1
+    assert backend_of(await timed.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=2)) == "large"
 
 
 async def test_a_budget_for_the_first_token_counts_for_streams(timed: Served) -> None:
