@@ -168,7 +168,7 @@ class Config(Section):
         ):
             return
         try:
-            admin = parse_address(server.get("admin", "127.0.0.1:9090"))
+            admin = parse_address(server.get("admin", Server.model_fields["admin"].default))
         except ValueError:
             return  # the field itself reports it
         if not admin.loopback:
@@ -181,11 +181,11 @@ class Config(Section):
 
 def _of_one_port(server: object) -> Iterator[Problem]:
     """Two listeners of one address: the second would find the port taken, by the gateway itself."""
-    named = {"listen": "127.0.0.1:8080", "admin": "127.0.0.1:9090", **(server if isinstance(server, dict) else {})}
+    named = server if isinstance(server, dict) else {}
     had: dict[Address, str] = {}
     for name in ("listen", "admin", "grpc"):
         try:
-            address = parse_address(named.get(name))
+            address = parse_address(named.get(name, Server.model_fields[name].default))
         except ValueError:
             continue  # the field itself reports it, or there is none
         if address.port and address in had:
