@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.backends.hedging import Asked as Heard
 from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane
 from gateway.bodies import Ready
@@ -213,33 +214,47 @@ async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
         await until(lambda: inflight(served) == [(0, 0), (0, 0)])
 
 
-async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_behind(
-    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
-) -> None:
-    """A library in the middle of a connection's end may take its time to be cancelled."""
-    given_up, stuck, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
-    request = replace(request, call=call)
+class SlowToEnd:
+    """What asks `lane` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the middle
+    of a connection's end may take its time. Whoever asks another one has `answer` at once."""
 
-    async def ask(lane: Lane, _: Request) -> Response:
-        if lane is second:
-            return Response(200, (), EventStream(Ready((), closed.set)))
+    def __init__(self, lane: Lane, answer: EventStream) -> None:
+        self.given_up, self.stuck, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._lane = lane
+        self._answer = answer
+
+    async def ask(self, lane: Lane, _: Request) -> Response:
+        if lane is not self._lane:
+            return Response(200, (), self._answer)
         try:
             return await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
-            given_up.set()
-            await stuck.wait()
+            self.given_up.set()
+            await self.stuck.wait()
+            self.ended.set()
             raise
 
+
+def raced(served: Served, clock: FakeClock, loser: SlowToEnd) -> tuple[Hedging, asyncio.Task[list[Heard]]]:
+    """A request whose hedge is sent at once."""
+    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
+    request, (first, second) = replace(request, call=call), lanes(served)
+    race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
+    race.delay_s(first, request)  # the call brings its token
+    return race, asyncio.create_task(race.asked(loser.ask, first, request, 0.0, lambda others: others[0]))
+
+
+async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_behind(
+    pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    closed = asyncio.Event()
     async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        first, second = lanes(served)
-        race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
-        race.delay_s(first, request)  # the call brings its token
-        task = asyncio.create_task(race.asked(ask, first, request, 0.0, lambda others: others[0]))
-        await given_up.wait()
+        loser = SlowToEnd(lanes(served)[0], EventStream(Ready((), closed.set)))
+        _, task = raced(served, clock, loser)
+        await loser.given_up.wait()
         task.cancel()
         await asyncio.sleep(0)
-        stuck.set()
+        loser.stuck.set()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert closed.is_set()
@@ -249,9 +264,7 @@ async def test_a_call_that_is_cancelled_twice_leaves_nothing_on_its_way(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
     """As its client leaves and the gateway stops: the second time while what had won is let go."""
-    given_up, stuck, closing, closed, ended = (asyncio.Event() for _ in range(5))
-    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
-    request = replace(request, call=call)
+    closing, closed = asyncio.Event(), asyncio.Event()
 
     class Answer:
         """An answer that takes its time to be closed."""
@@ -263,34 +276,21 @@ async def test_a_call_that_is_cancelled_twice_leaves_nothing_on_its_way(
 
         async def aclose(self) -> None:
             closing.set()
-            await stuck.wait()
+            await loser.stuck.wait()
             closed.set()
 
-    async def ask(lane: Lane, _: Request) -> Response:
-        if lane is second:
-            return Response(200, (), EventStream(Answer()))
-        try:
-            return await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            given_up.set()
-            await stuck.wait()
-            ended.set()
-            raise
-
     async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        first, second = lanes(served)
-        race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
-        race.delay_s(first, request)  # the call brings its token
-        task = asyncio.create_task(race.asked(ask, first, request, 0.0, lambda others: others[0]))
-        await given_up.wait()
+        loser = SlowToEnd(lanes(served)[0], EventStream(Answer()))
+        race, task = raced(served, clock, loser)
+        await loser.given_up.wait()
         task.cancel()
         await closing.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not closed.is_set(), "who is cancelled twice does not wait"
-        stuck.set()
-        await until(lambda: closed.is_set() and ended.is_set() and not race._ending)
+        loser.stuck.set()
+        await until(lambda: closed.is_set() and loser.ended.is_set() and not race._ending)
 
 
 async def test_no_more_than_the_budget_is_hedged(
