@@ -31,7 +31,7 @@ from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.config.backends import Timeouts
 from gateway.credentials import SECRET
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import understands
+from gateway.dialects.known import MODELS, understands
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
@@ -189,7 +189,7 @@ class HttpBackend(Gated):
         await self._session.close()
 
     def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
-        return Outward("GET", self.target("/v1/models", query), headers)
+        return Outward("GET", self.target(MODELS, query), headers)
 
     async def _ask(self, request: Request, sent: Outward, begun: Begun | None = None) -> HttpAnswer:
         """Status and headers of the answer. Raises `BackendError`, and what the request's body raises."""

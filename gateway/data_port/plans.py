@@ -13,7 +13,7 @@ from gateway.access.permits import Permit
 from gateway.cache.directives import bypass_of, parse_directives
 from gateway.credentials import key_of, tenant_of
 from gateway.data_port.heads import TRACING, Head
-from gateway.dialects.known import dialect_of
+from gateway.dialects.known import MODELS, dialect_of
 from gateway.dialects.openai import OpenAI
 from gateway.jobs.submission import OWN, wants_async
 from gateway.policy.model import Policy
@@ -29,7 +29,6 @@ MAX_NAME = 256  # bytes of a model's name; clients choose them
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
 LOOKED_AT = 64 * 1024  # bytes of a body, for that; a longer one takes its time anyway
 METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})  # an answer to HEAD is framed otherwise
-MODELS = "/v1/models"  # may be put together from several backends'
 UNDECIDED = TRACING | {"connection", "content-length"}  # not in `Head.decisive`
 
 

@@ -15,7 +15,7 @@ from gateway.ports import Dialect
 DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
 
 VERSIONED = "/v1"  # how the paths of most APIs begin
-MODELS = VERSIONED + "/models"
+MODELS = VERSIONED + "/models"  # may be put together from several backends'
 
 # Dialects of one vendor, which its backends speak besides the one that they are named after.
 BESIDE = {OpenAIResponses.name: OpenAI.name}

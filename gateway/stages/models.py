@@ -11,12 +11,12 @@ import orjson
 
 from gateway.backends.pool import Pool
 from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.known import MODELS
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, Provenance, Request, Response, Verdict, Whole
 from gateway.pipeline import Handler
 
-PATH = "/v1/models"
 LISTED = ("openai", "anthropic", "text")  # what offers models by name
 
 
@@ -31,7 +31,7 @@ class Models:
         self._backends = backends
 
     def __call__(self, request: Request, forward: Handler) -> Awaitable[Response]:
-        if request.method != "GET" or not (request.path == PATH or request.path.startswith(PATH + "/")):
+        if request.method != "GET" or not (request.path == MODELS or request.path.startswith(MODELS + "/")):
             return forward(request)
         backends = [backend for backend in self._backends if backend.speaks in LISTED]
         if not backends:
@@ -43,7 +43,7 @@ class Models:
 
     async def _answer(self, request: Request, backends: Sequence[Pool], *, anthropic: bool) -> Response:
         models = await self._merged(request, backends)
-        name = unquote(request.path.removeprefix(PATH).lstrip("/"))  # names of models have slashes
+        name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models have slashes
         if not name:
             listed = list(models.values())
             return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
