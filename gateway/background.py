@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 LOG = logging.getLogger("nearhit")
 MAX_TASKS = 64
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0  # of what is begun again, see `Pauses`
@@ -57,6 +58,14 @@ class Pauses:
         pause_s = self._first_s if lived_s > self._steady_s else self._next_s
         self._next_s = min(self._longest_s, 2 * pause_s)
         return pause_s
+
+
+def held(tasks: set[asyncio.Task[T]], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begins `work`, which is among `tasks` until it is over: the loop itself holds tasks weakly."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 def begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.backends.lane import Lane, asked_of
 from gateway.backends.outcomes import Outcome, again, let_go
+from gateway.background import held
 from gateway.messages import Request
 from gateway.messages.values import value
 from gateway.observing.telemetry import Telemetry
@@ -70,9 +71,7 @@ class Hedging:
             came = await (race.decided() if other is None else self._against(race, other))
             await race.end()
         except BaseException:
-            ending = asyncio.create_task(_ended(race, came))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            ending = held(self._ending, _ended(race, came))
             await asyncio.shield(ending)  # who is cancelled once more does not wait for it, and it goes on
             raise
         # The second call's time is in a trace of its own: here it would count twice what both took at once.

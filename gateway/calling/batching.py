@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.background import held
 from gateway.bodies import close_body
 from gateway.config.upstreams import BatchRule
 from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
@@ -125,9 +126,7 @@ class Batching:
         members = [member for member in batch.members if not member.answer.done()]  # who has left wants nothing more
         if not members:
             return
-        task = asyncio.create_task(self._fly(form, members))
-        self._flying.add(task)
-        task.add_done_callback(self._flying.discard)
+        task = held(self._flying, self._fly(form, members))
         wanted = len(members)
 
         def left(answer: asyncio.Future[Response]) -> None:

@@ -18,7 +18,7 @@ import uvloop
 
 from gateway.adapters.collector import Collector, collected_briefly
 from gateway.app import Gateway, running
-from gateway.background import begun, cancelled
+from gateway.background import begun, cancelled, held
 from gateway.commands.asking import GOOD, add_addresses, addressed
 from gateway.commands.signals import told_to_stop
 from gateway.commands.workers.supervisor import supervising
@@ -98,9 +98,7 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
         tasks: set[asyncio.Task[None]] = set()
 
         def hand_over() -> None:
-            task = asyncio.ensure_future(supervisor.hand_over())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            held(tasks, supervisor.hand_over())
 
         loop.add_signal_handler(signal.SIGHUP, hand_over)
         try:
@@ -116,12 +114,10 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
 async def following(gateway: Gateway) -> AsyncIterator[None]:
     """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
     watcher = begun(gateway.policies.watch())
-    reloads: set[asyncio.Task[object]] = set()  # the loop itself holds tasks weakly
+    reloads: set[asyncio.Task[object]] = set()
 
     def reload() -> None:
-        task = asyncio.ensure_future(gateway.policies.reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
+        held(reloads, gateway.policies.reload())
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, reload)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gateway.background import held
 from gateway.errors import StoreUnavailable
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Admission, Entry, Request, Vector
@@ -91,9 +92,7 @@ class Storing:
         if over:
             self._over(request, entry, began, then)
             return
-        rest = asyncio.get_running_loop().create_task(self._rest(request, entry, vector, began, then, stored=stored))
-        self._resting.add(rest)
-        rest.add_done_callback(self._resting.discard)
+        held(self._resting, self._rest(request, entry, vector, began, then, stored=stored))
 
     async def _rest(
         self, request: Request, entry: Entry, vector: Vector | None, began: float, then: Then, *, stored: bool

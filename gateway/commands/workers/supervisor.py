@@ -23,7 +23,7 @@ from functools import partial
 
 from gateway.adapters.child import death_signal_prefix
 from gateway.adapters.kept_valkey import KeptValkey
-from gateway.background import Pauses
+from gateway.background import Pauses, held
 from gateway.commands.workers.note import note_of
 from gateway.commands.workers.worker import START_S, Worker
 from gateway.composition.colleagues import OwnFigures, figures_folder, fold
@@ -120,9 +120,7 @@ class Supervisor:
                 LOG.error(f"{fault}, the old one stays", extra={"fields": {"worker": number}})
             return fault is None
         finally:  # also where the supervisor is to stop: it may have requests by now
-            leaving = asyncio.create_task(ends.end(self._ground.grace_s))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            held(self._leaving, ends.end(self._ground.grace_s))
 
     async def _keep(self, number: int) -> None:
         """Starts it again whenever it ends by itself."""
