@@ -62,7 +62,10 @@ class Tail:
 
     async def resume(self, position: str | None) -> bool:
         """From there on, if nothing after it is gone: returns at the end of the log. Raises `StoreUnavailable`."""
-        if position is None or (await self._log.read(position)).missed:
+        if position is None:
+            return False
+        page = await self._log.read(position)
+        if page.missed or page.added == 0:  # without a past it does not tell a new store from one that has lost all
             return False
         self.position = position
         while (await self.step()).more:

@@ -90,8 +90,8 @@ async def test_every_span_has_its_points_and_is_null_where_nobody_watched(served
     assert len(told["at"]) == len(told["verdicts"]["exact"]) == slots
     assert told["verdicts"]["exact"][0] is None
     assert total(told["verdicts"]["exact"]) == total(told["verdicts"]["miss"]) == 1
-    assert told["saved"]["tokens"][-1] == 12
-    assert told["latency_ms"]["exact"]["p50"][-1] > 0
+    assert total(told["saved"]["tokens"]) == 12  # in this slot, or in the one before if it has just begun
+    assert total(told["latency_ms"]["exact"]["p50"]) > 0
     assert set(told["routed"]) == {"none.only-backend"}
 
 

@@ -96,6 +96,11 @@ async def test_a_position_that_is_gone_is_not(log: ListLog, heard: Heard, tail: 
     assert (heard.values, heard.missed, tail.position) == ([], 0, None)
 
 
+async def test_a_log_in_which_nothing_was_ever_written_is_not_gone_on_from(tail: Tail) -> None:
+    assert not await tail.resume("0")
+    assert tail.position is None
+
+
 async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard, tail: Tail) -> None:
     await tail.from_end()
     log.add("a")
