@@ -12,6 +12,7 @@ from yarl import URL
 
 from gateway.adapters.gate import Gate
 from gateway.adapters.gated import Gated
+from gateway.adapters.http_base_url import BaseUrl
 from gateway.adapters.http_client import HttpAnswer, HttpClient, Outward
 from gateway.adapters.http_exchange import MAX_WHOLE_BYTES, Exchange
 from gateway.adapters.http_headers import (
@@ -42,6 +43,7 @@ from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
 from gateway.routing.retry import IDEMPOTENT
 
+NOT_FOUND = 404
 ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
@@ -70,12 +72,8 @@ class HttpBackend(Gated):
     ) -> None:
         self.name = name
         self.speaks = speaks
-        base = URL(url.rstrip("/"))
-        self._origin = str(base.origin())
-        path = base.raw_path.rstrip("/")
-        self._root = path.removesuffix("/v1")  # what stands for /
-        # What stands for /v1: OpenAI's is part of the URL that people configure, and may be another path there.
-        self._base = path if speaks == "openai" else f"{self._root}/v1"
+        self._base = BaseUrl(name, url, speaks)
+        self.target = self._base.target
         self._client = client
         self._session = session
         self._models = models
@@ -88,13 +86,6 @@ class HttpBackend(Gated):
         self._clock = clock
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
-    def target(self, path: str, query: str) -> str:
-        """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
-        if not path.startswith("/") or "#" in path or "#" in query:  # the endpoint would drop what follows the #
-            raise BadRequest(f"the request target {path[:100]!r} is not a path with a query")
-        below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
-        return f"{below or '/'}?{query}" if query else below or "/"
-
     async def send(self, request: Request) -> Response:
         call = request.call
         translated = None if call is None or understands(self.speaks, call.dialect) else self._translated(call)
@@ -105,7 +96,8 @@ class HttpBackend(Gated):
         begun = request.begun
         place = await self._gate.enter(request) if begun is None else begun.place
         try:
-            asked = await self._ask(request, self.outward(request, translated), begun)
+            sent = self.outward(request, translated)
+            asked = await self._ask(request, sent, begun)
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
                 place.overdue()
@@ -114,7 +106,9 @@ class HttpBackend(Gated):
         place.answered(request, asked.status)
         exchange = Exchange(self.name, asked, place, self._timeouts, self._returned)
         try:
-            answer = await exchange.answer(parse=request.call is not None)
+            answer = await exchange.answer(parse=call is not None)
+            if asked.status == NOT_FOUND and call is not None:
+                self._base.not_found(request, sent, answer)
             if translated is not None:
                 return await in_the_clients_dialect(self.name, answer, translated)
             return answer if call is None else in_stored_form(self.name, call, answer)
@@ -134,7 +128,7 @@ class HttpBackend(Gated):
         so that the client gets what it says to that."""
         place = await self._gate.enter(request)
         place.lasting = True
-        url = URL(self._origin + self.target(request.path, request.query), encoded=True)
+        url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
                 socket = await open_websocket(self._session.get(), url, self._headers(request), request)
