@@ -235,6 +235,39 @@ async def test_one_upstream_of_two_that_refuses_is_a_warning(home: Home, upstrea
     assert (code, worst(found["backends"])["level"]) == (0, "warning")
 
 
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_base_url_without_its_version_is_a_warning_with_the_one_that_is_meant(
+    home: Home, upstream: Upstream, status: int
+) -> None:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({}, status=status if request.path == "/v1/models" else 404)
+
+    upstream.answer = answer
+    root = upstream.url.removesuffix("/v1")
+    home.write(root)
+    code, found, _ = await home.examine()
+    (finding,) = found["backends"]
+    assert (code, finding["level"]) == (0, "warning")
+    assert finding["found"] == f"main: {root} answers, and has no list of models (404); {upstream.url} has one"
+    assert finding["todo"].endswith(upstream.url)
+    assert not any("Authorization" in call.headers for call in upstream.calls)
+    code, found, _ = await home.examine("--upstream", root)
+    assert (code, worst(found["backends"])["todo"]) == (0, finding["todo"])
+
+
+async def test_an_endpoint_that_lists_no_models_anywhere_or_below_its_root_is_not_doubted(
+    home: Home, upstream: Upstream
+) -> None:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({}, status=200 if request.path == "/models" else 404)
+
+    upstream.answer = answer
+    for url in (upstream.url, upstream.url.removesuffix("/v1"), upstream.url.removesuffix("/v1") + "/api"):
+        home.write(url)
+        _, found, _ = await home.examine()
+        assert [(one["level"], one["found"]) for one in found["backends"]] == [("ok", f"main: {url} answers")]
+
+
 async def test_a_certificate_that_is_not_accepted_is_named(home: Home, tmp_path: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*self_signed(tmp_path))

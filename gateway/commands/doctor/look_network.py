@@ -19,6 +19,7 @@ from gateway.adapters.system_clock import SystemClock
 from gateway.backends.lane import Lane
 from gateway.commands.admin_client import url_of
 from gateway.commands.doctor.findings import Finding, ok
+from gateway.commands.doctor.look_base_url import likely_base
 from gateway.commands.doctor.verdicts import PortFacts, UpstreamFacts, backend
 from gateway.composition.upstreams import build_pools
 from gateway.config import Config, OnnxBackendConfig
@@ -137,11 +138,13 @@ async def _look_at_upstream(lane: Lane) -> UpstreamFacts:
     address = lane.upstream.address
     try:
         async with asyncio.timeout(ANSWER_S):
-            if await lane.backend.ready():
-                return UpstreamFacts(address, None)
+            ready = await lane.backend.ready()
     except TimeoutError:
-        pass
-    return UpstreamFacts(address, await why_not(address))
+        ready = False
+    if not ready:
+        return UpstreamFacts(address, await why_not(address))
+    likely = await likely_base(address, ANSWER_S) if lane.upstream.provider == "openai" else None
+    return UpstreamFacts(address, None, likely)
 
 
 async def why_not(url: str) -> str:

@@ -172,10 +172,12 @@ def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """`why`: what stands in the way of asking it; None: it is ready."""
+    """`why`: what stands in the way of asking it; None: it is ready. `likely`: the base URL that is likely meant; None:
+    nothing speaks against this one."""
 
     address: str
     why: str | None
+    likely: str | None = None
 
 
 def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
@@ -186,8 +188,14 @@ def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
         yield level(
             "backends", f"{name}: {one.address} {one.why}", f"start it, or put backends.{name} right in config.yaml"
         )
-    if len(down) < len(upstreams):
-        yield ok("backends", f"{name}: {', '.join(one.address for one in upstreams if one.why is None)} answers")
+    for one in upstreams:
+        if one.likely is not None:
+            found = f"{name}: {one.address} answers, and has no list of models (404); {one.likely} has one"
+            todo = f"put backends.{name} right in config.yaml, or what --upstream is given: {one.likely}"
+            yield warning("backends", found, todo)
+    good = [one.address for one in upstreams if one.why is None and one.likely is None]
+    if good:
+        yield ok("backends", f"{name}: {', '.join(good)} answers")
 
 
 @dataclass(frozen=True, slots=True)
