@@ -113,7 +113,7 @@ class Gateway:
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
-                *operations.cache_admin_of(config, parts, self.removal).routes(),
+                *operations.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from gateway.admin.answers import NO_STORE, answered, asked_number, json_answer, object_of, section_of
 from gateway.admin.audit import note
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
+from gateway.upkeep.names import Names
 from gateway.upkeep.portability import ImportIncomplete, Portability
 from gateway.upkeep.removal import Removal
 from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted
@@ -74,8 +75,9 @@ class PurgeBody(Section):
 
 
 class CacheAdmin:
-    def __init__(self, removal: Removal, portability: Portability) -> None:
+    def __init__(self, removal: Removal, portability: Portability, names: Names) -> None:
         self._removal = removal
+        self._names = names
         self._portability = portability
         self._streams = 0
 
@@ -94,10 +96,15 @@ class CacheAdmin:
         try:
             outcome = await self._removal.purge(wanted, dry_run=body.dry_run)
         except Incomplete as error:
-            _note(request, error.outcome)
+            await self._noted(request, wanted, error.outcome)
             raise
-        _note(request, outcome)
+        await self._noted(request, wanted, outcome)
         return json_answer(outcome.as_json())
+
+    async def _noted(self, request: web.Request, wanted: Wanted, outcome: Outcome) -> None:
+        """Names are looked up once it is done: nothing that waits comes before a removal."""
+        note(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
+        outcome.notes += await self._names.unknown(wanted)
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
         limit = asked_number(request, "limit", LISTED, MAX_LISTED)
@@ -129,10 +136,6 @@ class CacheAdmin:
         if self._streams >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} exports or imports are under way: ask again", retry_after_s=1)
         self._streams += 1
-
-
-def _note(request: web.Request, outcome: Outcome) -> None:
-    note(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
 
 
 async def _streamed(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:

@@ -14,6 +14,7 @@ def purge_text(outcome: dict[str, Any], *, dry_run: bool) -> str:
     lines = [_sample_text(sample) for sample in outcome["samples"]]
     if outcome["matched"] > len(lines):
         lines.append(f"... and {outcome['matched'] - len(lines)} more")
+    lines += outcome.get("notes", ())  # a gateway of before says none
     if dry_run:
         lines.append(f"{outcome['matched']} would be removed")
     else:

@@ -53,7 +53,8 @@ class Access:
         entrance = Entrance(token, checks, failures, telemetry, unlocked=unlocked)
         self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
         asked_for = auth.mode == "keys"
-        keys = KeysHandler(Keychain(stores.keys, self.keyring, clock), clock, asked_for=asked_for)
+        self.keychain = Keychain(stores.keys, self.keyring, clock)
+        keys = KeysHandler(self.keychain, clock, asked_for=asked_for)
         self.admin = [*trail.routes(), *keys.routes()]
         self.authenticate: Stage = (
             Keys(self.keyring, Failures(clock.monotonic), telemetry) if asked_for else Passthrough()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gateway.adapters.redis_migration import RedisMigration
 from gateway.admin.cache import CacheAdmin
 from gateway.cache.lifetimes import longest_lifetime_s
+from gateway.composition.access_parts import Access
 from gateway.composition.parts import Parts
 from gateway.composition.store_parts import Stores
 from gateway.config import Config
@@ -16,6 +17,7 @@ from gateway.spaces import Space
 from gateway.upkeep.checkpoints import forget_former
 from gateway.upkeep.following import Following
 from gateway.upkeep.migration import Migration
+from gateway.upkeep.names import Names
 from gateway.upkeep.portability import Portability
 from gateway.upkeep.recovery import Recovery
 from gateway.upkeep.removal import Removal
@@ -40,7 +42,10 @@ def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[]
     )
 
 
-def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin:
+def cache_admin_of(
+    config: Config, parts: Parts, removal: Removal, access: Access, policy: Callable[[], Policy]
+) -> CacheAdmin:
+    """`policy` returns the one in force."""
     portability = Portability(
         front=parts.store,
         removal=removal,
@@ -50,7 +55,8 @@ def cache_admin_of(config: Config, parts: Parts, removal: Removal) -> CacheAdmin
         clock=parts.clock,
         max_entry=config.store.max_entry,
     )
-    return CacheAdmin(removal, portability)
+    tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
+    return CacheAdmin(removal, portability, Names(policy, list(config.backends), tenants, access.keychain))
 
 
 def following_of(stores: Stores, parts: Parts, removal: Removal) -> Following | None:

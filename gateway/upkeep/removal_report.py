@@ -55,6 +55,7 @@ class Outcome:
     durable: bool = False  # it is known to have reached the store's disk
     samples: list[dict[str, Any]] = field(default_factory=list)
     late: set[str] = field(default_factory=set)  # close to the question, and only found in the store
+    notes: list[str] = field(default_factory=list)  # what is likely not as it was meant
 
     def match(self, entries: Iterable[Entry], now: float) -> None:
         for entry in entries:
@@ -63,7 +64,13 @@ class Outcome:
                 self.samples.append(sample_of(entry, now))
 
     def as_json(self) -> dict[str, Any]:
-        return {"matched": self.matched, "removed": self.removed, "durable": self.durable, "samples": self.samples}
+        return {
+            "matched": self.matched,
+            "removed": self.removed,
+            "durable": self.durable,
+            "samples": self.samples,
+            "notes": self.notes,
+        }
 
 
 class Incomplete(Refused):

@@ -103,6 +103,12 @@ async def test_an_answer_is_found_looked_at_and_removed_after_a_question(showing
 
     await page.get_by_role("button", name="Count what would go").click()
     await expect(page.locator("#purge-said")).to_have_text("2 answers would go.")
+    await page.get_by_role("searchbox", name="Route").fill("defalt")
+    await page.get_by_role("button", name="Count what would go").click()
+    await expect(page.locator("#purge-said")).to_have_text(
+        "Nothing meets all of these. Note: no route of the policy in force is called 'defalt' (there are: default)."
+    )
+    await page.get_by_role("searchbox", name="Route").fill("")
     await page.get_by_label("Tag").fill("a,")  # other conditions than those that were counted
     await expect(page.get_by_role("button", name="Remove", exact=True)).to_be_disabled()
     await page.get_by_label("Tag").fill("a")

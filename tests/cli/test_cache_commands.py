@@ -86,13 +86,27 @@ async def test_what_clients_wrote_does_not_reach_the_terminal_as_it_is(served: S
 
 async def test_every_option_of_purge_reaches_the_gateway(served: Served, nearhit: Nearhit) -> None:
     await served.chat("how do I reset my password")
-    no = [("--tenant", "x"), ("--model", "x"), ("--older-than", "1d"), ("--fingerprint", "0" * 64), ("--route", "x")]
-    for option, value in no:
+    of_names = [("--tenant", "x"), ("--model", "x"), ("--route", "plain"), ("--backend", "main")]
+    for option, value in [*of_names, ("--older-than", "1d"), ("--fingerprint", "0" * 64)]:
         code, out, _ = await nearhit("purge", "--tag", "x", option, value, admin=served.admin_url)
         assert (code, out) == (0, "0 removed\n"), option
     like = ("purge", "--like", "how do I reset my password please", "--json")
     assert json.loads((await nearhit(*like, "--min-similarity", "1", admin=served.admin_url))[1])["removed"] == 0
     assert json.loads((await nearhit(*like, admin=served.admin_url))[1])["removed"] == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+async def test_purge_says_where_nothing_is_called_so(served: Served, nearhit: Nearhit, more: list[str]) -> None:
+    await served.chat("alpha")
+    code, out, _ = await nearhit("purge", "--route", "plian", "--backend", "nain", *more, admin=served.admin_url)
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "no route of the policy in force is called 'plian' (there are: plain, default)",
+            "no backend of the configuration is called 'nain' (there are: main)",
+            "0 would be removed" if more else "0 removed",
+        ],
+    )
 
 
 async def test_on_a_terminal_all_asks_first(served: Served, nearhit: Nearhit, monkeypatch: pytest.MonkeyPatch) -> None:

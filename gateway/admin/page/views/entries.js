@@ -8,6 +8,7 @@ import { explaining } from "./explain.js";
 export const title = "Entries";
 const FIELDS = [["tag", "Tag", "doc-17"], ["route", "Route", "default"], ["model", "Model", "gpt-4o"], ["tenant", "Tenant", "acme, a3f1…"], ["backend", "Backend", "light"], ["older_than", "Older than", "1d"], ["like", "Like this question", "words, compared by meaning"]];
 const FOUND = 50;
+const noted = (sentence, notes = []) => [sentence, ...notes.map((note) => `Note: ${note}.`)].join(" ");
 
 export function mount(root, { params, may, fail, remember }) {
   const ended = new AbortController();
@@ -92,7 +93,7 @@ export function mount(root, { params, may, fail, remember }) {
     try {
       const found = await post("/admin/cache/purge", { ...wanted, dry_run: true }, { signal: ended.signal });
       counted = JSON.stringify(wanted);
-      said.textContent = found.matched ? `${plural(found.matched, "answer", "answers")} would go.` : "Nothing meets all of these.";
+      said.textContent = noted(found.matched ? `${plural(found.matched, "answer", "answers")} would go.` : "Nothing meets all of these.", found.notes);
       remove.disabled = !found.matched;
       remove.textContent = found.matched ? `Remove ${plural(found.matched, "answer", "answers")}` : "Remove";
       show(found.samples, found.matched);
@@ -119,7 +120,7 @@ export function mount(root, { params, may, fail, remember }) {
   async function done(wanted) {
     try {
       const outcome = await post("/admin/cache/purge", wanted, { signal: ended.signal, patience: 120000 });
-      said.textContent = `${plural(outcome.removed, "answer was", "answers were")} removed${outcome.durable ? ", and the store has it on disk" : ""}.`;
+      said.textContent = noted(`${plural(outcome.removed, "answer was", "answers were")} removed${outcome.durable ? ", and the store has it on disk" : ""}.`, outcome.notes);
     } catch (error) { fail(error, removal); }
   }
 
