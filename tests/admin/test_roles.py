@@ -92,7 +92,11 @@ async def test_what_is_done_is_in_the_file_and_in_the_store(guarded: Served, tmp
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-async def test_guesses_are_bounded_and_a_right_one_does_not_count_then(guarded: Served) -> None:
+async def test_guesses_are_bounded_and_a_right_one_does_not_count_then(
+    guarded: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrance = guarded.gateway.access.guard._entrance
+    monkeypatch.setattr(entrance, "_failures", Failures(FakeClock().monotonic))  # none is forgotten meanwhile
     for _ in range(BURST):
         assert (await get(guarded, "/metrics", Authorization="Bearer guess")).status == 401
     for guess in ("guess", TOKEN):
