@@ -124,7 +124,11 @@ async def test_a_running_gateway_says_what_becomes_of_who_cannot_be_in_time(
 
 async def test_a_request_that_goes_the_other_way_for_the_share_says_so(tmp_path: Path) -> None:
     """Hard ones alone: the share holds none the less, and some are told to be below a threshold that they are above."""
-    async with behind(tmp_path, policy_of("light: small, large: big, large_share: 10%"), "small", "big") as (served, _):
+    policy, clock = (
+        policy_of("light: small, large: big, large_share: 10%"),
+        FakeClock(),
+    )  # no time, which shares fade by
+    async with behind(tmp_path, policy, "small", "big", clock=clock) as (served, _):
         body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
         held = 0
         for seed in range(40):
@@ -140,10 +144,10 @@ async def test_a_request_that_goes_the_other_way_for_the_share_says_so(tmp_path:
 
 
 async def test_a_cascade_without_the_time_for_it_says_so(tmp_path: Path) -> None:
-    route = "light: small, large: big, latency_budget: 900ms, cascade: {check: logprobs, accept_above: 0.7}"
+    route = "light: small, large: big, latency_budget: 15m, cascade: {check: logprobs, accept_above: 0.7}"
     async with behind(tmp_path, policy_of(route), "small", "big") as (served, _):
-        observe(served, "small", 0.6)
-        observe(served, "big", 0.6)
+        observe(served, "small", 600.0)
+        observe(served, "big", 600.0)
         body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
         async with served.session.post(served.admin_url + "/admin/explain", json=body) as answer:
             found = Explanation(**await answer.json())
