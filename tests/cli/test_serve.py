@@ -11,12 +11,16 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.fixtures.gateways import TIERS
+from tests.fixtures.gateways import PATIENT, TIERS
 from tests.fixtures.processes import ANNOUNCED, Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 
-HASH = {**os.environ, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
-
+HASH = {
+    **os.environ,
+    "NEARHIT_EMBEDDER__ADAPTER": "hash",
+    "NEARHIT_EMBEDDER__TIMEOUT": PATIENT["timeout"],
+    "NEARHIT_STORE__TIMEOUT": PATIENT["timeout"],
+}
 
 # What only some configurations need: gRPC and its messages (server.grpc, adapter triton), chat templates (adapter
 # onnx), OpenSSL's bindings (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).
@@ -173,6 +177,12 @@ async def reloaded(served: Process, to: float) -> None:
             await asyncio.sleep(0.05)
 
 
+def saved(file: Path, content: str) -> None:
+    """Whole or not at all: what is half written has other faults."""
+    file.with_suffix(".new").write_text(content)
+    file.with_suffix(".new").replace(file)
+
+
 async def test_a_saved_policy_is_in_force_at_once_and_a_broken_one_never(
     light: Upstream, large: Upstream, tmp_path: Path
 ) -> None:
@@ -182,13 +192,13 @@ async def test_a_saved_policy_is_in_force_at_once_and_a_broken_one_never(
     policy = tmp_path / "policies" / "policy.yaml"
     async with served_by_process(config) as served:
         assert (await served.chat("What is a scope?")).headers["x-nearhit-backend"] == "light"
-        policy.write_text(TIERS.replace("escalate_above: 0.5", "escalate_above: often"))
+        saved(policy, TIERS.replace("escalate_above: 0.5", "escalate_above: often"))
         await reloaded(served, 0.0)
         assert (await served.chat("What is a verdict?")).headers["x-nearhit-backend"] == "light"
         async with served.session.get(served.admin_url + "/admin/policy") as response:
             faults = (await response.json())["faults"]
         assert len(faults) == 1
         assert "policy.yaml:7: routes[0].route.escalate_above" in faults[0]
-        policy.write_text(TIERS.replace("escalate_above: 0.5", "escalate_above: 0.0"))
+        saved(policy, TIERS.replace("escalate_above: 0.5", "escalate_above: 0.0"))
         await reloaded(served, 1.0)
         assert (await served.chat("What is a budget?")).headers["x-nearhit-backend"] == "large"
