@@ -44,7 +44,8 @@ def test_a_terminal_has_a_bar_without_colours(terminal: Terminal) -> None:
     assert "\x1b[3" not in said
 
 
-def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal) -> None:
+def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqdm.std.time", lambda: 0.0)  # no second passes
     with progress.steps(quiet=False) as step:
         step("downloading")
         step("exporting")
