@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cli import main
+from gateway.commands.doctor import examine, look_network, look_store
 from gateway.composition import index_parts
 from gateway.modelkit.files import MODEL, default_model_dir
 from tests.fixtures.gateways import BOTH_CACHES
@@ -36,7 +37,7 @@ class Home:
     def write(self, url: str, policy: str = BOTH_CACHES, backend: dict[str, Any] | None = None, **more: Any) -> Path:
         ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
         sections = {"embedder": {"adapter": "onnx"}, "server": ports, **more}
-        main_backend = {"adapter": "openai", "url": url, **(backend or {})}
+        main_backend = {"adapter": "openai", "url": url, "timeouts": {"connect": "60s"}, **(backend or {})}
         return write_config(self.folder, {"main": main_backend}, policy, **sections)
 
     async def examine(self, *more: str) -> tuple[int, Findings, str]:
@@ -63,9 +64,19 @@ def worst(findings: list[dict[str, str]]) -> dict[str, str]:
     return max(findings, key=lambda finding: ("ok", "warning", "fault").index(finding["level"]))
 
 
+@pytest.fixture(autouse=True)
+def _what_answers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    for module in (look_network, look_store):
+        monkeypatch.setattr(module, "ANSWER_S", 60.0)
+    monkeypatch.setattr(look_store, "STARTS_S", 60.0)
+    monkeypatch.setattr(examine, "LOOK_S", 300.0)
+
+
 @pytest.fixture
-def taken() -> Iterator[int]:
-    """A port at which something listens that is no nearhit, and says nothing."""
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port at which something listens that is no nearhit, and says nothing: it is waited for in vain."""
+    monkeypatch.setattr(look_network, "ANSWER_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
