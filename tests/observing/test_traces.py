@@ -17,6 +17,8 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from gateway.adapters import otlp_exporter
+from gateway.adapters.otlp_exporter import CLOSING_S
 from gateway.observing.access_log import AccessLog
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
@@ -26,7 +28,14 @@ from tests.jobs.asking import over, submit
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=opaque, other=1"}
+PATIENT_S = 60.0
 SECRET = "How do I reset the zyxwvut password"
+
+
+@pytest.fixture(autouse=True)
+def _a_receiver_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the gateway's end as long as it may take to answer: it is in this process, as busy as the gateway."""
+    monkeypatch.setattr(otlp_exporter, "CLOSING_S", PATIENT_S)
 
 
 @pytest.fixture
@@ -36,7 +45,7 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 def traces(collector: Collector, **more: Any) -> dict[str, Any]:
-    return {"traces": {"endpoint": collector.url, **more}}
+    return {"traces": {"endpoint": collector.url, "timeout": f"{PATIENT_S:g}s", **more}}
 
 
 @asynccontextmanager
@@ -252,24 +261,24 @@ async def test_a_stream_that_breaks_off_is_an_error_and_kept(
 
 
 async def test_a_receiver_that_does_not_answer_holds_nobody_up(
-    upstream: Upstream, collector: Collector, tmp_path: Path
+    upstream: Upstream, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the gateway's end: what is held is given up."""
+    monkeypatch.setattr(otlp_exporter, "CLOSING_S", CLOSING_S)
     collector.gate.clear()
-    async with traced(tmp_path, collector, main(upstream), rules={"max_queued": 256, "timeout": "60s"}) as served:
+    async with traced(tmp_path, collector, main(upstream), rules={"max_queued": 256, "timeout": "1h"}) as served:
         spans = served.gateway.parts.telemetry.spans.values
         async with asyncio.timeout(120):
             while not spans[("queue-full",)]:
                 assert (await served.chat(SECRET)).status == 200
-        started = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - started < 30
+    # It has ended, and not after the hour that the receiver may take.
     assert spans[("exported",)] == 0
 
 
 async def test_spans_that_no_receiver_takes_are_counted(
     upstream: Upstream, collector: Collector, tmp_path: Path
 ) -> None:
-    collector.statuses = [400]
+    collector.statuses = [400] * 100
     async with traced(tmp_path, collector, main(upstream)) as served:
         await served.chat(SECRET)
         spans = served.gateway.parts.telemetry.spans.values
