@@ -94,15 +94,14 @@ async def test_a_policy_is_tried_on_the_traffic_that_was_recorded(showing: Showi
     page = shown.page
     await shown.open("policy")
     await page.get_by_role("button", name="Try this policy").click()
-    # In a process of its own at low priority: on a busy machine it takes its time.
-    await expect(page.locator("#simulate").get_by_role("alert")).to_contain_text("no traffic", timeout=30_000)
+    await expect(page.locator("#simulate").get_by_role("alert")).to_contain_text("no traffic")
     for _ in range(3):
         await shown.served.chat("How do I reset my password?")
     await page.get_by_label("Policy file").fill(recording.replace("exact: {ttl: 1h}", "exact: off"))
-    folder = shown.served.gateway.config.data_dir / "traffic"
-    await until(lambda: any(each.stat().st_size > 500 for each in folder.glob("**/*") if each.is_file()))
+    traffic = shown.served.gateway.parts.telemetry.traffic.values
+    await until(lambda: traffic["recorded",] == 3)
     await page.get_by_role("button", name="Try this policy").click()
     sides = page.get_by_role("table", name="In force against tried")
-    await expect(sides.get_by_role("row", name="– exact")).to_contain_text("66.7 %", timeout=30_000)
+    await expect(sides.get_by_role("row", name="– exact")).to_contain_text("66.7 %")
     await expect(page.get_by_role("table", name="Requests that would change")).to_contain_text("How do I reset")
     assert [line for line in shown.console if "422" not in line] == []
