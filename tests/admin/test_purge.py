@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters import redis_durable
+from gateway.adapters import redis_durable, redis_removal
 from gateway.errors import StoreUnavailable
 from gateway.upkeep.removal import POLL_S
 from tests.admin.test_admin_port import TOKEN, metrics
@@ -70,6 +70,24 @@ def verdict(answer: Answer) -> str:
     assert answer.status == 200
     said = answer.cache_status
     return said.partition("detail=")[2].partition(";")[0] if "; hit" in said else said.partition("; ")[2]
+
+
+# What removals wait for, of a store that is there and has no reason to fail: in this process, and in one of its own.
+LONG_S = 60.0
+PATIENTLY = f"""
+import sys
+from gateway.adapters import redis_durable, redis_removal
+from gateway.cli import main
+redis_durable.DISK_MS = {LONG_S * 1e3:.0f}
+redis_removal.POLL_TIMEOUT_S, redis_removal.TIMEOUT_S = {LONG_S}, {2 * LONG_S}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _the_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_removal, "POLL_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(redis_removal, "TIMEOUT_S", LONG_S)
 
 
 @pytest.fixture
@@ -332,14 +350,14 @@ async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, t
 async def test_after_a_crash_what_was_removed_stays_removed(upstream: Upstream, tmp_path: Path) -> None:
     """Killed right after it was said to be done."""
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
-    async with served_by_process(config) as process:
+    async with served_by_process(config, ("-c", PATIENTLY)) as process:
         for i in range(20):
             await process.chat(hexed(str(i)), headers={"Cache-Tag": "a" if i % 2 else "b"})
         answer = await purge(process, tags=["a"])
         await process.kill()
     assert (answer.json["removed"], answer.json["durable"]) == (10, True)
     calls = len(upstream.calls)
-    async with served_by_process(config) as process:
+    async with served_by_process(config, ("-c", PATIENTLY)) as process:
         for i in range(20):
             expected = "fwd=miss; stored" if i % 2 else "exact"
             assert verdict(await process.chat(hexed(str(i)))) == expected
@@ -351,14 +369,14 @@ async def test_when_the_store_is_killed_with_the_gateway_it_stays_removed_too(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
-    async with served_by_process(config) as process:
+    async with served_by_process(config, ("-c", PATIENTLY)) as process:
         await process.chat("one", headers={"Cache-Tag": "a"})
         answer = await purge(process, tags=["a"])
         (store,) = children_of(process.process.pid)
         os.kill(store, 9)
         await process.kill()
     assert answer.json["durable"] is True
-    async with served_by_process(config) as process:
+    async with served_by_process(config, ("-c", PATIENTLY)) as process:
         assert verdict(await process.chat("one")) == "fwd=miss; stored"
         assert verdict(await process.chat("one")) == "exact"
 
