@@ -1,7 +1,7 @@
 """Shared fixtures. Real parts throughout: a real Valkey, FAISS, Triton, real sockets; the one scripted part is the
 upstream endpoint, because what a test says must be known."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
     "pytester",
@@ -18,6 +18,6 @@ pytest_plugins = [
 ]
 
 # No example is too slow: how long one takes says how busy the machine is.
-settings.register_profile("suite", deadline=None)
-settings.register_profile("long", deadline=None, max_examples=3_000)  # pytest --hypothesis-profile=long
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("suite"), max_examples=3_000)  # pytest --hypothesis-profile=long
 settings.load_profile("suite")

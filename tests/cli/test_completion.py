@@ -24,7 +24,7 @@ COMP_WORDS=({" ".join(f"'{word}'" for word in words)}); COMP_CWORD={len(words) -
 _shtab_nearhit nearhit '{words[-1]}' '{words[-2]}'
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    run = subprocess.run(["bash", "--norc", "-c", asked], capture_output=True, text=True, timeout=30, check=True)
+    run = subprocess.run(["bash", "--norc", "-c", asked], capture_output=True, text=True, timeout=300, check=True)
     return {line.strip() for line in run.stdout.splitlines()}
 
 
@@ -64,7 +64,7 @@ def test_fish_completes_commands_options_choices_and_files(tmp_path: Path, capsy
     for typed, meant in CASES:
         asked = f"source nearhit.fish; complete -C '{typed}'"
         run = subprocess.run(
-            ["fish", "--no-config", "-c", asked], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+            ["fish", "--no-config", "-c", asked], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
         )
         assert [line.split("\t")[0] for line in run.stdout.splitlines()] == [meant.split()[-1]]
 
@@ -97,7 +97,7 @@ def test_each_script_is_one_that_its_shell_reads(
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script)
-    subprocess.run([shell, "-n", tmp_path / "script"], timeout=30, check=True)
+    subprocess.run([shell, "-n", tmp_path / "script"], timeout=300, check=True)
 
 
 def test_every_command_takes_a_configuration_and_speaks_json() -> None:

@@ -53,7 +53,7 @@ async def test_frameworks_read_the_same_from_the_cache(
         PYTHON, HERE / script, f"{served.url}/v1", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(300):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:

@@ -186,7 +186,7 @@ def _tool(script: Path, asked: object) -> str:
         env={**os.environ, "PYTHONPATH": str(TOOLS)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ def configured(directory: Path, port: int, gateways: list[str]) -> Path:
 def test_haproxy_finds_no_fault(tmp_path: Path) -> None:
     haproxy = program("haproxy", "haproxy")
     file = configured(tmp_path, 8080, ["127.0.0.1:1", "127.0.0.1:2"])
-    done = subprocess.run([haproxy, "-c", "-f", file], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([haproxy, "-c", "-f", file], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
 

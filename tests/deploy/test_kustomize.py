@@ -19,7 +19,7 @@ OVERLAY = KUBERNETES / "overlays" / "example"
 
 def built(folder: Path) -> list[dict[str, Any]]:
     kubectl = program("kubectl", "kubernetes-client")
-    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 
