@@ -17,9 +17,15 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
+from gateway.commands.top import command as top_command
 from tests.docs.console import fits
 from tests.fixtures.gateways import Served
 from tests.fixtures.triton import free_ports
+
+
+@pytest.fixture(autouse=True)
+def _a_gateway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_command, "ANSWER_S", 120.0)
 
 
 async def asked(served: Served) -> None:
@@ -73,7 +79,7 @@ FROM_THE_FIRST_ON = """
 import sys
 from gateway.cli import main
 from gateway.commands.top import command
-command.STRETCH_S, command.MOST_REPORTS = 3600.0, 100_000
+command.STRETCH_S, command.MOST_REPORTS, command.ANSWER_S = 3600.0, 100_000, 120.0
 sys.exit(main(sys.argv[1:]))
 """
 
