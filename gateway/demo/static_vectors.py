@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +45,12 @@ def ensure_static_vectors(
         progress("distilling the light model's token vectors from the encoder (some 10 s, once)")
         vectors = distil(MiniLm(model, tokenizer, threads))
         directory.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial.npz")
-        np.savez(partial, vectors=vectors)
-        partial.replace(target)  # at once: whoever finds the file finds all of it
+        with TemporaryDirectory(dir=directory) as own:  # others may be making it, too
+            partial = Path(own) / target.name
+            np.savez(partial, vectors=vectors)
+            partial.replace(target)  # at once: whoever finds the file finds all of it
         for outdated in set(directory.glob("static-*.npz")) - {target}:
-            outdated.unlink()
+            outdated.unlink(missing_ok=True)
         progress(f"distilled {len(vectors)} token vectors in {time.monotonic() - started:.0f} s")
     return target
 

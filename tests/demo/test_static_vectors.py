@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from gateway.demo import static_vectors as module
 from gateway.demo.build import make_corpus
 from gateway.demo.passages import Passage, cut
-from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors
+from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
 from gateway.demo.static_vectors import ensure_static_vectors
 from tests.demo.conftest import Questions
 
@@ -73,6 +75,28 @@ def test_static_vectors_are_unit_length_and_nothing_is_a_zero_vector(static_vect
     something, nothing = static_vectors.encode(["a cache for answers", ""])
     assert np.isclose(np.linalg.norm(something), 1, atol=1e-5)
     assert not nothing.any()
+
+
+def test_who_distils_while_another_one_does_both_have_the_file(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two demos that start at once: the other one begins and ends while this one writes."""
+    savez, others = np.savez, list[Path]()
+
+    def distilled() -> Path:
+        return ensure_static_vectors(model_dir / "model.onnx", model_dir / "tokenizer.json", tmp_path, print)
+
+    def saved(path: Path, vectors: Vectors) -> None:
+        savez(path, vectors=vectors)
+        if not others:
+            others.append(path)
+            others.append(distilled())
+
+    monkeypatch.setattr(np, "savez", saved)
+    monkeypatch.setattr(module, "distil", lambda _: np.zeros((3, 2), np.float16))
+    assert distilled() == others[1]
+    assert list(tmp_path.iterdir()) == [others[1]]
+    assert np.load(others[1])["vectors"].shape == (3, 2)
 
 
 def test_distilling_a_second_time_is_instant(model_dir: Path, static_vectors: StaticVectors) -> None:
