@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,18 @@ def patient() -> Iterator[list[bool]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.backends.hedging._Race.pause", pause)
         yield ended
+
+
+@contextmanager
+def delayed_until(holds: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile hedges are due then, however long a busy machine takes to get there."""
+
+    async def pause(race: Any, seconds: float) -> None:
+        await until(holds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.backends.hedging._Race.pause", pause)
+        yield
 
 
 async def known(served: Served, pair: tuple[Upstream, ...], clock: FakeClock, calls: int = 20) -> None:
@@ -206,7 +218,7 @@ async def test_a_client_that_leaves_cancels_both(
 async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with hedging(pair, tmp_path, clock, calls=4) as served:  # no budget yet: the call waits on
+    async with hedging(pair, tmp_path, clock, calls=3) as served:  # no budget yet: the call waits on
         asking = asyncio.create_task(served.chat("slow"))
         await until(lambda: pair[0].calls[-1].json["messages"][0]["content"] == "slow")
         asking.cancel()
@@ -310,8 +322,9 @@ async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
     async with hedging(pair, tmp_path, clock, max_concurrency=1, adaptive="off") as served:
-        asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
-        await until(lambda: hedges(served).get("overloaded"))
+        with delayed_until(lambda: lanes(served)[0].backend.crowd.queued):
+            asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
+            await until(lambda: hedges(served).get("overloaded") == 2)
         assert len(pair[1].calls) == 0
         pair[0].gate.set()
         assert {(await each).status for each in asking} == {200}
