@@ -67,6 +67,17 @@ def saying(*texts: str) -> Answer:
     return answer
 
 
+def sampled(first: str, *others: str) -> Answer:
+    """`first` to a request of temperature 0; the others, one after the other, to its samples, which are hotter and may
+    come before it."""
+    rest = iter(others)
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(completion(call, next(rest) if call["temperature"] else first))
+
+    return answer
+
+
 def asked(upstreams: dict[str, Upstream]) -> tuple[int, ...]:
     return tuple(len(upstreams[name].calls) for name in NAMES)
 
@@ -208,9 +219,9 @@ async def test_an_endpoint_that_refuses_log_probabilities_is_asked_without(tmp_p
 
 
 async def test_messages_of_anthropics_protocol_are_tried_too(tmp_path: Path) -> None:
-    body = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": HARD}]}
+    body = {"model": "m", "max_tokens": 100, "temperature": 0, "messages": [{"role": "user", "content": HARD}]}
     async with gateway(tmp_path, "check: logprobs, accept_above: 0.4, otherwise: consistency") as (served, upstreams):
-        upstreams["small"].answer = saying("42", "42", "43")
+        upstreams["small"].answer = sampled("42", "42", "43")
         answer = await served.post("/v1/messages", body)
         assert (answer.status, backend_of(answer)) == (200, "small")
         assert answer.json["content"] == [{"type": "text", "text": "42"}]
@@ -246,8 +257,9 @@ async def test_samples_that_agree_let_an_answer_pass(tmp_path: Path, texts: tupl
 
 async def test_objects_agree_where_their_values_do(tmp_path: Path) -> None:
     async with gateway(tmp_path, CONSISTENCY) as (served, upstreams):
-        upstreams["small"].answer = saying('{"a": 1, "b": 2}', '{"b":2,"a":1}', '{"a": 1, "b": 3}')
-        assert backend_of(await served.chat(HARD, response_format={"type": "json_object"})) == "small"
+        upstreams["small"].answer = sampled('{"a": 1, "b": 2}', '{"b":2,"a":1}', '{"a": 1, "b": 3}')
+        asking = served.chat(HARD, response_format={"type": "json_object"}, temperature=0)
+        assert backend_of(await asking) == "small"
 
 
 # Verifier
@@ -341,16 +353,16 @@ async def test_a_cut_off_answer_is_doubted_however_sure_it_is(cascade: Behind) -
     assert counted(served, "cascade") == {"escalated": 1}
 
 
-async def test_a_budget_that_does_not_bear_both_is_a_plain_choice(cascade: Behind) -> None:
-    served, upstreams = cascade
-    upstreams["small"].answer = sure(0.9)
-    observe(served, "small", 1.0)
-    observe(served, "big", 2.0)
-    tight = await served.chat(HARD, headers={"x-latency-budget-ms": "2900"})
-    assert (backend_of(tight), asked(upstreams)) == ("big", (0, 1, 0))
-    assert counted(served, "cascade") == {"skipped": 1}
-    loose = await served.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=1)
-    assert backend_of(loose) == "small"
+async def test_a_budget_that_does_not_bear_both_is_a_plain_choice(tmp_path: Path) -> None:
+    async with gateway(tmp_path, LOGPROBS, clock=FakeClock()) as (served, upstreams):
+        upstreams["small"].answer = sure(0.9)
+        observe(served, "small", 1.0)
+        observe(served, "big", 2.0)
+        tight = await served.chat(HARD, headers={"x-latency-budget-ms": "2900"})
+        assert (backend_of(tight), asked(upstreams)) == ("big", (0, 1, 0))
+        assert counted(served, "cascade") == {"skipped": 1}
+        loose = await served.chat(HARD, headers={"x-latency-budget-ms": "60000"}, seed=1)
+        assert backend_of(loose) == "small"
 
 
 async def test_where_no_time_is_left_to_escalate_the_unsure_answer_is_served(tmp_path: Path) -> None:
