@@ -19,7 +19,7 @@ from gateway.backends.lane import COOLDOWN_S, FAILURES
 from gateway.messages import Embedding
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
 from tests.fixtures.upstream import Upstream, stream
 from tests.fixtures.waiting import until
@@ -207,7 +207,7 @@ async def test_who_waits_for_a_request_without_time_is_not_refused_with_it(
             return super().encode(texts)
 
     held = Held()
-    monkeypatch.setattr(app, "build_embedder", lambda *_: (held, BatchingEmbedder(held)))
+    monkeypatch.setattr(app, "build_embedder", lambda *_: (held, BatchingEmbedder(held, timeout_s=PATIENT_S)))
     policy = TIERS.replace("escalate_above: 0.5", "escalate_above: 0.5, late: refuse")
     async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
         flights = served.gateway.parts.flights
@@ -356,7 +356,7 @@ async def test_what_was_spent_before_the_choice_is_no_longer_in_the_budget(
             return super().encode(texts)
 
     slow = Slow()
-    monkeypatch.setattr(app, "build_embedder", lambda *_: (slow, BatchingEmbedder(slow)))
+    monkeypatch.setattr(app, "build_embedder", lambda *_: (slow, BatchingEmbedder(slow, timeout_s=PATIENT_S)))
     async with gateway_of(config_of(tmp_path, backends(light, large)), TIERS, clock=clock) as served:
         observe(served, "large", 0.5)
         assert backend_of(await served.chat(HARD, headers={"x-latency-budget-ms": "1200"})) == "large"

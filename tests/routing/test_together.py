@@ -237,7 +237,7 @@ async def test_where_nobody_is_in_time_late_decides_and_a_cascade_without_the_ti
     tmp_path: Path,
 ) -> None:
     policy = one_policy(f"{EVERYTHING}, quality: 0.95", GENEROUS)
-    async with behind(tmp_path, policy, *NAMES, backends=PRICED) as (served, upstreams):
+    async with behind(tmp_path, policy, *NAMES, backends=PRICED, clock=FakeClock()) as (served, upstreams):
         upstreams["small"].answer = sure(0.1)
         for name in ("small", "big", "next"):
             observe(served, name, 40.0)
