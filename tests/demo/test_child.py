@@ -30,7 +30,7 @@ async def start(tmp_path: Path, program: str) -> ChildProcess:
     async def up() -> bool:
         return says_up(child)
 
-    await child.wait_ready(up, timeout_s=20)
+    await child.wait_ready(up, timeout_s=120)
     return child
 
 
@@ -44,7 +44,7 @@ async def test_a_child_that_ends_early_fails_at_once_with_the_end_of_its_log(tmp
     program = "import sys; print('cannot bind'); sys.exit(3)"
     child = await ChildProcess.start("toy", [sys.executable, "-c", program], log=tmp_path / "toy.log")
     with pytest.raises(ChildFailed, match=r"(?s)toy ended with exit code 3.*cannot bind"):
-        await asyncio.wait_for(child.wait_ready(never, timeout_s=60), 20)
+        await asyncio.wait_for(child.wait_ready(never, timeout_s=600), 120)
     assert gone(child.pid)
 
 
@@ -67,7 +67,7 @@ async def test_a_probe_that_cannot_connect_means_not_yet(tmp_path: Path) -> None
             raise answer
         return True
 
-    await child.wait_ready(probe, timeout_s=20)
+    await child.wait_ready(probe, timeout_s=120)
     assert answers == []
     await child.stop()
 
@@ -111,7 +111,7 @@ from gateway.adapters.child import ChildProcess
 async def main():
     child = await ChildProcess.start("toy", {argv!r}, log=pathlib.Path({str(log)!r}))
     async def up(): return "up" in child.log.read_text()
-    await child.wait_ready(up, 20)
+    await child.wait_ready(up, 120)
     print(child.pid, flush=True)
     await child.wait()
 asyncio.run(main())

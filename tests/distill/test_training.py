@@ -31,7 +31,7 @@ from tests.fixtures.triton import CHECKOUT, free_ports
 def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     script, trainer = Path(__file__).with_name("in_torch.py"), Path(gateway.distill.__file__).parent
     folder = tmp_path_factory.mktemp("torch")
-    done = subprocess.run([python, "-I", script, trainer, folder], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([python, "-I", script, trainer, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
