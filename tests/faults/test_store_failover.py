@@ -91,7 +91,7 @@ async def test_no_request_fails_while_sentinels_replace_the_primary_and_no_remov
     upstream: Upstream, tmp_path: Path
 ) -> None:
     with sentinel_fleet(tmp_path) as fleet:
-        await survives(fleet.section, upstream, tmp_path, fleet.primary.kill, lambda: fleet.replica.role() == "master")
+        await survives(fleet.section, upstream, tmp_path, fleet.kill_primary, lambda: fleet.replica.role() == "master")
 
 
 async def test_no_request_fails_while_a_cluster_replaces_a_primary_and_no_removal_is_undone(
