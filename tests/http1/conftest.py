@@ -11,6 +11,7 @@ import uvloop
 
 from gateway.http1.client import Client
 from gateway.http1.origin import Origin
+from tests.fixtures.http_clients import PATIENT_S
 from tests.fixtures.wire import WireUpstream, wire_upstream
 
 
@@ -28,6 +29,6 @@ async def server() -> AsyncIterator[WireUpstream]:
 
 @pytest.fixture
 async def client(server: WireUpstream) -> AsyncIterator[Client]:
-    made = Client(Origin.of(server.url), connect_s=5.0, max_connections=2, idle_s=5.0)
+    made = Client(Origin.of(server.url), connect_s=PATIENT_S, max_connections=2, idle_s=10 * PATIENT_S)
     yield made
     await made.close()

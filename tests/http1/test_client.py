@@ -23,7 +23,7 @@ from gateway.http1.heads import request_head
 from gateway.http1.origin import Origin
 from gateway.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONAL
 from gateway.http1.pool import MAX_WAITING
-from tests.fixtures.http_clients import due, rest_of
+from tests.fixtures.http_clients import PATIENT_S, due, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
 
@@ -90,7 +90,7 @@ async def test_what_comes_while_nobody_has_asked_ends_the_connection(client: Cli
 
 async def test_a_connection_that_lies_idle_is_closed(server: WireUpstream) -> None:
     server.answer(OK)
-    client = Client(Origin.of(server.url), connect_s=5.0, max_connections=2, idle_s=0.02)
+    client = Client(Origin.of(server.url), connect_s=PATIENT_S, max_connections=2, idle_s=0.02)
     await body_of(client)
     await until(lambda: client.pool.open == 0)
     await client.close()
@@ -105,7 +105,7 @@ async def test_all_connections_of_a_crowd_are_kept_for_the_next_one(server: Wire
         await wire.send(OK)
 
     server.script = script
-    client = Client(Origin.of(server.url), connect_s=5.0, max_connections=CROWD)
+    client = Client(Origin.of(server.url), connect_s=PATIENT_S, max_connections=CROWD, idle_s=PATIENT_S)
     for _ in range(2):
         server.requests.clear()
         asked: list[asyncio.Task[bytes]] = []
@@ -332,8 +332,8 @@ async def test_a_kept_connection_sets_no_timer_a_request(
     call_at = loop.call_at
     monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
     for _ in range(20):
-        answer = await client.ask(GET, repeatable=True, due=loop.time() + 10)
-        await answer.read(loop.time() + 10)
+        answer = await client.ask(GET, repeatable=True, due=due(20 * PATIENT_S))  # beyond when it has lain idle
+        await answer.read(due(20 * PATIENT_S))
     ours = [timer for timer in timers if getattr(timer[1], "__func__", None) is Alarm._passed]
     assert ours == []
 
