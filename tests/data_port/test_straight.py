@@ -27,6 +27,7 @@ from gateway.http1.pool import Pool as Connections
 from gateway.observing.access_log import AccessLog
 from gateway.observing.metrics import Counter, Histogram
 from gateway.policy.load import policy_from_text
+from gateway.upkeep import evictions
 from tests.data_port.test_plain_connection import CLOSE, VARYING
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of, recovered
@@ -36,7 +37,7 @@ from tests.fixtures.wire import connected
 OK = b'{"id":"c","object":"chat.completion","choices":[{"index":0,"message":{"content":"hi"}}]}'
 CUT, END, HOLD = "cut", "end", "hold"  # what an upstream does instead of going on: resets, closes, or waits
 Piece = bytes | str
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def answer(body: bytes = OK, *headers: bytes, status: bytes = b"200 OK", kind: bytes = b"application/json") -> bytes:
@@ -187,13 +188,17 @@ async def one(folder: Path, upstream: Scripted, policy: str = POLICY, **sections
     }  # fmt: skip
     lines, clock = io.StringIO(), FakeClock()
     log = AccessLog(lines)
-    config = config_of(folder, {"main": main}, **sections)
-    async with gateway_of(config, policy, {"KEY": "own-key"}, clock=clock, access_log=log) as served:
-        # Before that it is not known what the store does not have, and the index is at work: lookups are the stages'.
-        await until(lambda: served.gateway.parts.evictions.compared)
-        await recovered(served)
-        await served.gateway.parts.space.index.settled()
-        yield One(served, log, lines, clock)
+    server = {"drain_timeout": f"{TIMEOUT_S:g}s", **sections.pop("server", {})}
+    config = config_of(folder, {"main": main}, server=server, **sections)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evictions, "COMPARE_S", 1e6)  # after a minute the index would be at work once more
+        async with gateway_of(config, policy, {"KEY": "own-key"}, clock=clock, access_log=log) as served:
+            # Before that it is not known what the store does not have, and the index is at work: lookups are the
+            # stages'.
+            await until(lambda: served.gateway.parts.evictions.compared)
+            await recovered(served)
+            await served.gateway.parts.space.index.settled()
+            yield One(served, log, lines, clock)
 
 
 def upstream_that_says(usual: bytes) -> Any:
@@ -504,7 +509,7 @@ async def test_where_there_is_no_connection_the_stages_say_so(tmp_path: Path) ->
 
 async def test_a_client_that_leaves_while_a_connection_is_opened(tmp_path: Path) -> None:
     with deaf() as silent:
-        async with one(tmp_path, Scripted(silent)) as it:
+        async with one(tmp_path, Scripted(silent), main={"timeouts": {"connect": f"{TIMEOUT_S:g}s"}}) as it:
             async with connected(it.served.url) as wire:
                 await wire.send(HI)
                 await until(lambda: it.connections._opening)
