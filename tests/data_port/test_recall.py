@@ -32,7 +32,6 @@ from tests.fixtures.waiting import until
 from tests.fixtures.wire import Wire, connected
 
 NO_ROOM = "1kB"  # for no entry
-TIMEOUT_S = 5.0
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 HI = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
@@ -88,8 +87,8 @@ def clock() -> FakeClock:
 async def it(
     upstream: Upstream, tmp_path: Path, clock: FakeClock, recalls: list[bytes | None]
 ) -> AsyncIterator[Recalled]:
-    store = {"front_size": NO_ROOM, "timeout": f"{TIMEOUT_S:g}s"}
-    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store=store)
+    backends, server = {"main": {"adapter": "openai", "url": upstream.url}}, {"drain_timeout": "60s"}
+    config = config_of(tmp_path, backends, store={"front_size": NO_ROOM}, server=server)
     async with gateway_of(config, policy=EXACT_CACHE, clock=clock) as served:
         yield Recalled(served, recalls)
 
