@@ -753,7 +753,7 @@ async def test_a_crowd_makes_one_call_when_a_connection_is_opened_for_the_first(
     await until(lambda: opening)
     others = [asyncio.create_task(said(it.served, chat(metadata={"n": str(n)}))) for n in range(5)]
     await until(lambda: len(opening) == 2)  # the stages open one for themselves
-    assert it.books()["load"] == (1, 1, 1, 6)
+    await until(lambda: it.books()["load"] == (1, 1, 1, 6))
     opening[1].set()
     assert b"fwd=miss; stored" in await first
     for other in others:
