@@ -25,6 +25,7 @@ from gateway.ports import Clock
 HTTP_LOG = logging.getLogger("nearhit.http")
 # In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.
 LEAVE_S = 3.0
+LINGER_S = 2.0  # for the rest of a body that was refused: the next request begins behind it
 
 
 class DataPort:
@@ -80,7 +81,7 @@ class DataPort:
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too
             access_log=None,
             logger=HTTP_LOG,
-            lingering_time=2.0,
+            lingering_time=LINGER_S,
             auto_decompress=False,  # what passes through stays as it is
         )
         self._runner = web.ServerRunner(connections, shutdown_timeout=self._config.drain_timeout)

@@ -199,6 +199,7 @@ async def test_a_body_of_exactly_the_limit_is_read(served: Served, wire: Wire) -
     assert (await served.post(CHAT, gzip.compress(padded), {"Content-Encoding": "gzip"})).status == 200
 
 
+@pytest.mark.usefixtures("lingering")
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b" " * (MAX_BODY + 1), 413)], ids=["broken", "oversize"])
 async def test_the_next_request_on_the_connection_is_answered(

@@ -200,6 +200,7 @@ async def test_connection_close_is_heeded_by_hits_and_misses(served: Served) -> 
             assert await wire.rest() == b""
 
 
+@pytest.mark.usefixtures("lingering")
 @SMALL
 async def test_an_oversize_body_is_refused_and_the_next_request_answered(limited: Served) -> None:
     """The body that nobody wanted is read to its end and not taken for requests."""
