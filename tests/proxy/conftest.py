@@ -6,8 +6,15 @@ from pathlib import Path
 import openai
 import pytest
 
+from gateway.data_port import server
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.wire import Wire, WireUpstream, connected, wire_upstream
+
+
+@pytest.fixture
+def lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a body that was refused may be slow to come; the next request stands behind it."""
+    monkeypatch.setattr(server, "LINGER_S", 120.0)
 
 
 @pytest.fixture
@@ -18,7 +25,7 @@ async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def openai_client(served: Served) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-test", max_retries=0, timeout=30.0)
+    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-test", max_retries=0, timeout=120.0)
 
 
 @pytest.fixture
@@ -31,11 +38,7 @@ async def raw() -> AsyncIterator[WireUpstream]:
 @pytest.fixture
 async def before_raw(raw: WireUpstream, tmp_path: Path) -> AsyncIterator[Served]:
     """A gateway before `raw`. Its bodies may be small: what passes through is not bound by that."""
-    config = config_of(
-        tmp_path,
-        {"main": {"adapter": "openai", "url": raw.url, "timeouts": {"first_byte": "5s", "idle": "1s"}}},
-        server={"max_body": "64KiB"},
-    )
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": raw.url}}, server={"max_body": "64KiB"})
     async with gateway_of(config) as gateway:
         yield gateway
 

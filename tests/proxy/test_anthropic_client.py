@@ -33,7 +33,7 @@ def tool(name: str) -> dict[str, Any]:
 
 def client_of(served: Served, **options: Any) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(
-        base_url=served.url, **{"api_key": "sk-ant-test", "max_retries": 0, "timeout": 30.0, **options}
+        base_url=served.url, **{"api_key": "sk-ant-test", "max_retries": 0, "timeout": 120.0, **options}
     )
 
 

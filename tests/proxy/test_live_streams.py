@@ -53,7 +53,7 @@ async def endpoint() -> AsyncIterator[WireUpstream]:
 
 @pytest.fixture(params=["relayed", "stored", "by aiohttp's server", "by aiohttp's client"])
 async def served(request: pytest.FixtureRequest, tmp_path: Path, endpoint: WireUpstream) -> AsyncIterator[Served]:
-    backend = {"adapter": "openai", "url": endpoint.url, "timeouts": {"idle": "20s"}}
+    backend = {"adapter": "openai", "url": endpoint.url, "timeouts": {"idle": "120s"}}
     if request.param == "by aiohttp's client":
         backend["client"] = "aiohttp"
     policy = NO_CACHE if request.param == "relayed" else EXACT_CACHE
