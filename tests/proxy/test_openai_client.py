@@ -101,7 +101,7 @@ async def test_embeddings_arrive_as_base64_by_default_and_as_floats_on_request(
     client: openai.AsyncOpenAI, upstream: Upstream, given: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks for base64 by itself and decodes it: what it hands out is floats both ways."""
-    monkeypatch.setattr(gathering, "QUIET_S", 5.0)  # a loaded machine may look up one input later than the others
+    monkeypatch.setattr(gathering, "QUIET_S", 600.0)  # a loaded machine may look up one input later than the others
     vectors = [[0.5, -0.25, 1.0], [0.0, 2.0, 3.0], [4.0, 5.0, 6.0]][: 1 if isinstance(given, str) else 3]
 
     async def answer(_: web.Request, call: dict[str, Any]) -> web.Response:
