@@ -97,7 +97,7 @@ async def test_the_blocking_client_works_unchanged(front: Front, adapter: str) -
             given = blocking.InferInput("IN_FP32", [1, 2], "FP32")
             given.set_data_from_numpy(TRITON["FP32"])
             wanted = [blocking.InferRequestedOutput("OUT_FP32")]
-            found = client.infer("identity", [given], outputs=wanted, client_timeout=30.0)
+            found = client.infer("identity", [given], outputs=wanted, client_timeout=120.0)
             return (
                 found.as_numpy("OUT_FP32").tolist(),
                 client.is_server_live(),
@@ -236,8 +236,10 @@ def inflight(served: Served) -> int:
 async def test_a_model_that_falls_silent_ends_its_stream_with_an_error(front: Front) -> None:
     async with front("triton", timeouts={"idle": "500ms"}) as (served, client):
         slow = tensor("INT32", np.array([2000], np.int32), "DELAY_MS")
-        first, error = [each async for each in stream_of(client, ("repeat", [numbers(1, 2), slow], ""))]
-        assert first.as_numpy("OUT").tolist() == [1]
+        # As a rule it ends behind the first; on a busy machine the second may be there before its silence is noticed.
+        found = [each async for each in stream_of(client, ("repeat", [numbers(*range(100)), slow], ""))]
+        first, error = found[0], found[-1]
+        assert first.as_numpy("OUT").tolist() == [0]
         assert isinstance(error, InferenceServerException)
         assert "fell silent" in error.message()
         assert (await served.gateway.parts.store.stats()).entries == 0
@@ -268,7 +270,7 @@ async def test_the_blocking_clients_stream_works(front: Front) -> None:
             given = blocking.InferInput("IN", [2], "INT32")
             given.set_data_from_numpy(np.array([7, 8], np.int32))
             client.async_stream_infer("repeat", [given])
-            answers = [found.get(timeout=20) for _ in range(2)]
+            answers = [found.get(timeout=120) for _ in range(2)]
             client.stop_stream()
             return answers
 

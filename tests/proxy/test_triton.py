@@ -126,7 +126,11 @@ async def test_of_two_upstreams_the_one_that_is_there_answers_and_names_are_mapp
                 afresh = {"extra_headers": {"Cache-Control": "no-store"}}
                 answer = await client.chat.completions.create(model=name, **ASK, **afresh)
                 assert (answer.model, answer.choices[0].finish_reason) == (name, "stop")
-    assert [await succeeded(triton, name) for name in ("light", "large")] == [count + 2 for count in before]
+    after = [await succeeded(triton, name) for name in ("light", "large")]
+    async with asyncio.timeout(120):  # Triton counts what it has answered
+        while sum(after) < sum(before) + 4:
+            after = [await succeeded(triton, name) for name in ("light", "large")]
+    assert after == [count + 2 for count in before]
 
 
 async def succeeded(triton: RunningTriton, model: str) -> float:
@@ -136,10 +140,13 @@ async def succeeded(triton: RunningTriton, model: str) -> float:
 
 
 async def test_the_first_piece_arrives_while_the_model_still_writes(front: Front, triton: RunningTriton) -> None:
-    async with front(main=model(triton, "large", **SLOW)) as (_, client):
-        stream = await client.chat.completions.create(model="m", **ASK, stream=True, max_tokens=60)
-        arrived = [(time.perf_counter(), chunk) async for chunk in stream if chunk.choices[0].delta.content]
-        assert arrived[-1][0] - arrived[0][0] > 0.06 * (len(arrived) - 2)
+    """Each response takes half a second, and there are many."""
+    async with (
+        front(main=model(triton, "large", **SLOW)) as (served, client),
+        await client.chat.completions.create(model="m", **ASK, stream=True, max_tokens=500) as stream,
+    ):
+        assert await anext(piece async for chunk in stream if (piece := chunk.choices[0].delta.content))
+        assert inflight(served) == 1
 
 
 async def test_completions_are_answered(front: Front) -> None:
@@ -180,7 +187,9 @@ async def test_a_client_that_leaves_stops_the_model(front: Front, triton: Runnin
         async with asyncio.timeout(120):
             while await cancelled(triton, "large") == before:
                 pass  # every turn is a round trip to Triton
-        assert (inflight(served), await stored(served)) == (0, 0)
+            while inflight(served):
+                await served.get("/healthz")
+        assert await stored(served) == 0
 
 
 async def test_a_client_that_waits_for_the_whole_may_leave_too(front: Front, triton: RunningTriton) -> None:
