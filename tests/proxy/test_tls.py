@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -170,7 +171,7 @@ async def test_the_grpc_port_has_the_same_certificate_and_tells_its_health(
         async def status(trusted: trustme.CA) -> Any:
             credentials = grpc.ssl_channel_credentials(trusted.cert_pem.bytes())
             async with grpc.aio.secure_channel(address, credentials) as channel:
-                asked = health_pb2_grpc.HealthStub(channel).Check(HEALTH(), timeout=10)
+                asked = health_pb2_grpc.HealthStub(channel).Check(HEALTH(), timeout=120)
                 return (await asked).status
 
         assert await status(authority) == health_pb2.HealthCheckResponse.SERVING
@@ -190,8 +191,9 @@ async def test_the_grpc_port_is_not_healthy_while_it_drains(served: Served, tmp_
             seen: list[int] = []
             watching = health_pb2_grpc.HealthStub(channel).Watch(HEALTH(service="inference.GRPCInferenceService"))
             seen.append((await watching.read()).status)
+            following = asyncio.ensure_future(watching.read())
             await served.gateway.grpc_port.stop()
-            seen.append((await watching.read()).status)
+            seen.append((await following).status)
     assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
