@@ -179,9 +179,10 @@ async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_pat
 
 
 async def test_of_more_than_goes_into_memory_the_last_are_read(upstream: Upstream, tmp_path: Path) -> None:
-    bounds = {"segment_size": "1B"}
-    async with gateway_of(config(tmp_path, upstream, traffic=bounds), records("on")) as served:
+    bounds, clock = {"segment_size": "1B"}, FakeClock()
+    async with gateway_of(config(tmp_path, upstream, traffic=bounds), records("on"), clock=clock) as served:
         for number in range(4):
+            clock.advance(60.0)
             await served.chat(f"{FIRST} {number}")
             await served.gateway.parts.recorder.flush()
         traffic = read_traffic(str(tmp_path / "traffic"), tmp_path, 0.0, most=2)

@@ -24,6 +24,7 @@ from gateway.traffic.simulation import Simulation
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
+from tests.fixtures.waiting import until
 
 POLICY = """
 version: 1
@@ -73,6 +74,8 @@ async def played(settings: Config, text: str) -> list[tuple[str, str | None]]:
             clock.advance(60.0 * minutes)
             answer = await served.chat(ASKED[question], headers={"authorization": f"Bearer {who}"})
             became.append((verdict_of(answer.cache_status), answer.headers.get("x-nearhit-backend")))
+            parts = served.gateway.parts  # what a request leaves to be done is over within a minute
+            await until(lambda parts=parts: not parts.background and parts.space.comparisons.idle)
     return became
 
 
