@@ -167,7 +167,8 @@ async def test_a_batch_that_has_expired_is_none_that_its_tenant_has(
 
 
 async def test_a_batch_survives_a_gateway_that_is_killed(upstream: Upstream, tmp_path: Path) -> None:
-    jobs = {"batches": True, "visibility": "1s"}
+    # An attempt is lost to each second for which a process stands still.
+    jobs = {"batches": True, "visibility": "1s", "attempts": 100}
     config = write_config(tmp_path, main_of(upstream, api_key_env="OWN"), NO_CACHE, jobs=jobs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OWN", "own")
