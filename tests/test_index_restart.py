@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.redis_journal import CHANGES
 from gateway.adapters.redis_store import RedisStore
 from gateway.cache.feedback import Counterexamples
 from gateway.composition import model_parts
@@ -78,6 +79,14 @@ async def asked(served: Served, *questions: str) -> None:
     await recovered(served)
     for question in questions:
         assert is_miss(await served.chat(question))
+
+
+async def followed(served: Served, store: OutsideServer) -> None:
+    """Returns once it has read the log of changes to its end."""
+    following = served.gateway.following
+    assert following is not None
+    end = store.client.xinfo_stream(CHANGES)["last-generated-id"].decode()
+    await until(lambda: following.position == end)
 
 
 async def test_semantic_hits_survive_a_restart_without_a_vector_being_read(
@@ -153,6 +162,7 @@ async def test_of_what_others_stored_meanwhile_just_that_is_read(
     config = config_for(upstream, tmp_path / "one", outside_store.url)
     async with gateway_of(config) as served:
         await asked(served, ASKED)
+        await followed(served, outside_store)  # what it has not read of its own is another's after the restart
     async with gateway_of(config_for(upstream, tmp_path / "two", outside_store.url)) as other:
         await asked(other, OTHER)
     read.clear()
