@@ -147,15 +147,20 @@ def test_what_is_remembered_is_bounded_and_places_that_are_taken_are_kept() -> N
 
 
 class Scripts:
-    """The store's scripts, at a time that the test sets."""
+    """The store's scripts, at a time that the test sets. `lasting`: the store's own time lets nothing expire."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, *, lasting: bool = False) -> None:
         self._client = client
+        self._lasting = lasting
         self.now_us = START_US
 
     def _run(self, script: str, keys: Sequence[str], arguments: Sequence[object]) -> list[int]:
         at = f"{{'{self.now_us // MICROS}', '{self.now_us % MICROS}'}}"
-        return self._client.eval(script.replace(TIME, at), len(keys), *keys, *arguments)  # type: ignore[no-any-return]
+        with self._client.pipeline() as pipe:
+            pipe.eval(script.replace(TIME, at), len(keys), *keys, *arguments)
+            for key in keys if self._lasting else ():
+                pipe.persist(key)
+            return pipe.execute()[0]  # type: ignore[no-any-return]
 
     def take(self, demands: Sequence[Demand]) -> Taken:
         granted, now, *told = self._run(TAKE, [d.key for d in demands], arguments_of(demands, 3_600_000))
@@ -177,7 +182,7 @@ def test_the_store_and_one_process_reckon_alike(
     outside_store: OutsideServer, data: st.DataObject, waits: list[int]
 ) -> None:
     outside_store.client.flushall()
-    scripts, meters = Scripts(outside_store.client), Meters()
+    scripts, meters = Scripts(outside_store.client, lasting=True), Meters()
     rate = Paced("r", 60 * MICROS / data.draw(st.integers(1, 100)), data.draw(st.integers(1, 20)), 1)
     for wait in waits:
         scripts.now_us += wait
