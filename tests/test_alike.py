@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.flights import aloft as alofts
+from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
@@ -118,9 +119,10 @@ async def test_after_an_answer_that_cannot_be_stored_all_fly_alone_and_at_once(
     assert len(served.gateway.parts.space.aloft) == 0
 
 
-async def test_a_deadline_bounds_the_wait(served: Served, upstream: Upstream) -> None:
+async def test_a_deadline_bounds_the_wait(served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "SHARE_OF_BUDGET", 0.005)  # the wait is to end, and the call after it has its time
     first = await in_flight(served, upstream)
-    hurried = asyncio.create_task(served.chat(ALIKE[0], headers={"x-latency-budget-ms": "4000"}))
+    hurried = asyncio.create_task(served.chat(ALIKE[0], headers={"x-latency-budget-ms": "200000"}))
     await until(lambda: len(upstream.calls) == 2)
     upstream.gate.set()
     assert (await hurried).status == (await first).status == 200

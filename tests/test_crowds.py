@@ -13,6 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.composition import store_parts
 from gateway.flights import flight as flights
 from gateway.flights import leasing as leasings
 from gateway.flights.leasing import Leasing
@@ -26,6 +27,13 @@ from tests.fixtures.upstream import Upstream, chunk, completion, stream
 from tests.fixtures.waiting import until
 
 TTL_S = 3.0
+LONG_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def _leases_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in a real store: none is to end by time here, as it would where the machine stands still."""
+    monkeypatch.setattr(store_parts, "LEASE_TTL_S", LONG_S)
 
 
 @pytest.fixture
@@ -152,7 +160,9 @@ async def test_after_a_moment_a_crowd_is_one_flight_again(served: Served, upstre
     assert len(upstream.calls) == 2
 
 
-async def test_an_answer_that_grows_too_large_is_not_waited_for_to_its_end(upstream: Upstream, tmp_path: Path) -> None:
+async def test_an_answer_that_grows_too_large_is_not_waited_for_to_its_end(
+    upstream: Upstream, tmp_path: Path, clock: FakeClock
+) -> None:
     last = asyncio.Event()
 
     async def pour(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
@@ -165,7 +175,7 @@ async def test_an_answer_that_grows_too_large_is_not_waited_for_to_its_end(upstr
         return response
 
     upstream.answer = pour
-    async with gateway_of(config_for(upstream, tmp_path, max_entry="2kB")) as served:
+    async with gateway_of(config_for(upstream, tmp_path, max_entry="2kB"), clock=clock) as served:
         early = asyncio.create_task(served.chat("hi", stream=True))
         await until(lambda: len(served.gateway.parts.unstorable) == 1)
         late = asyncio.create_task(served.chat("hi", stream=True))
@@ -227,13 +237,10 @@ def test_what_is_remembered_is_bounded_in_number_and_in_time(steps: list[tuple[i
         clock.advance(pause)
         unstorable.add(str(name))
         last[str(name)] = clock.monotonic()
-        newest = sorted(last, key=last.__getitem__, reverse=True)
         assert len(unstorable) <= 8
+        assert str(name) in unstorable
         for i in range(31):
-            known = str(i) in unstorable
-            assert not known or clock.monotonic() - last[str(i)] < 10.0
-            if str(i) in newest[:1]:
-                assert known
+            assert str(i) not in unstorable or clock.monotonic() - last[str(i)] < 10.0
     for name in list(last):
         unstorable.discard(name)
         assert name not in unstorable
@@ -255,7 +262,7 @@ async def test_a_lone_miss_on_a_shared_store_holds_a_lease_until_it_is_stored(
     task = asyncio.create_task(shared.chat("hi"))
     await upstream.arrived.wait()
     (lease,) = outside_store.client.keys("nearhit:1:lease:*")
-    assert 0 < outside_store.client.pttl(lease) <= 1000 * TTL_S
+    assert 0 < outside_store.client.pttl(lease) <= 1000 * LONG_S
     upstream.gate.set()
     timing = (await task).headers["Server-Timing"]
     assert "lease;dur=" in timing
@@ -426,7 +433,7 @@ async def test_who_waits_is_told_when_the_holder_ends_or_changes(
     leasing: Leasing, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases |= {"a": (7, clock.wall() + 60), "b": (8, clock.wall() + 60)}
-    ended, changed = (asyncio.create_task(leasing.over(name, holder, 10)) for name, holder in (("a", 7), ("b", 8)))
+    ended, changed = (asyncio.create_task(leasing.over(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8)))
     await until(lambda: leasing.awaited == 2)
     del store.leases["a"]
     assert await ended
@@ -440,13 +447,13 @@ async def test_who_waits_is_told_when_the_store_cannot_be_asked(
     leasing: Leasing, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
-    waiting = asyncio.create_task(leasing.over("a", 7, 10))
+    waiting = asyncio.create_task(leasing.over("a", 7, LONG_S))
     await until(lambda: leasing.awaited == 1)
     store.down = True
     assert not await waiting
     store.down = False
     del store.leases["a"]
-    assert await leasing.over("a", 7, 10), "it goes on once the store is back"
+    assert await leasing.over("a", 7, LONG_S), "it goes on once the store is back"
 
 
 async def test_waiting_is_bounded_in_time_and_number(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from aiohttp import web
 
 from gateway.composition import store_parts
 from gateway.flights.leasing import TTL_S
+from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
@@ -25,6 +27,15 @@ from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
 PATIENCE_S = 60.0  # ends a test that has failed; a busy machine takes its time
+LONG_S = 600.0
+# `nearhit` with leases that last so many seconds: that is in no configuration.
+LASTING = """
+from gateway.cli import main
+from gateway.composition import store_parts
+
+store_parts.LEASE_TTL_S = {}
+raise SystemExit(main())
+"""
 
 Fleet = Callable[..., Any]
 LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "nearhit; fwd=miss; collapsed"
@@ -32,33 +43,36 @@ LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "near
 
 @pytest.fixture
 async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    """Starts gateways on one store. Their leases end by time only where the test is about that (`ttl_s`): else a
-    machine that stands still would end them."""
+    """Starts gateways on one store. Their leases end by time only where the test is about that, and then the first
+    one's alone (`ttl_s`): else a machine that stands still would end them."""
     async with AsyncExitStack() as stack:
 
         async def start(
             store: OutsideServer,
             size: int = 3,
             limit: str = "20s",
-            ttl_s: float = 10 * PATIENCE_S,
+            ttl_s: float = LONG_S,
             first_by: str | None = None,
             processes: bool = False,
         ) -> list[Served]:
-            monkeypatch.setattr(store_parts, "LEASE_TTL_S", ttl_s)
 
             async def one(i: int) -> Served:
                 folder = tmp_path / f"gateway-{i}"
                 folder.mkdir()
-                url = first_by if first_by is not None and i == 0 else store.url
+                wired = first_by is not None and i == 0
                 backends = {"main": {"adapter": "openai", "url": upstream.url}}
-                shared = {"url": url, "timeout": limit}
+                shared = {"url": first_by if wired else store.url, "timeout": "5s" if wired else limit}
+                lasts_s = ttl_s if i == 0 else LONG_S
                 if not processes:
+                    monkeypatch.setattr(store_parts, "LEASE_TTL_S", lasts_s)
                     return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
                 config = write_config(folder, backends, store=shared)
-                return await stack.enter_async_context(served_by_process(config))
+                program = ("-c", LASTING.format(lasts_s))
+                return await stack.enter_async_context(served_by_process(config, program))
 
             before = lookups(store)
-            started = list(await asyncio.gather(*map(one, range(size))))
+            first = [] if processes else [await one(0)]  # in this process they go by one constant
+            started = [*first, *await asyncio.gather(*map(one, range(len(first), size)))]
             # Each reads what was learnt, by the command by which answers are looked up, soon after its start.
             await until(lambda: lookups(store) >= before + size)
             return started
@@ -181,7 +195,7 @@ async def test_the_followers_elsewhere_of_a_stream_get_it_when_it_is_complete(
 async def test_a_leader_that_dies_or_hangs_costs_one_more_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, stopped_by: signal.Signals
 ) -> None:
-    processes = await fleet(store, processes=True)
+    processes = await fleet(store, processes=True, ttl_s=TTL_S)
     crowds = await led_by_first(store, processes, upstream, each=5)
     processes[0].process.send_signal(stopped_by)
     await until(lambda: len(upstream.calls) == 2, timeout_s=PATIENCE_S)  # the lease has expired
@@ -291,18 +305,24 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
     assert len(upstream.calls) == 1
 
 
-async def test_who_has_a_deadline_waits_no_longer_than_half_of_it(
-    fleet: Fleet, store: OutsideServer, upstream: Upstream
+async def test_who_has_a_deadline_waits_no_longer_than_its_share_of_it(
+    fleet: Fleet, store: OutsideServer, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(budget, "SHARE_OF_BUDGET", 0.01)  # the wait is to end, and the call after it has its time
     here, there = await fleet(store, 2)
     upstream.gate.clear()
     (leader,) = await asked(store, here)
     await until(lambda: len(upstream.calls) == 1)
-    (hurried,) = await asked(store, there, headers={"x-latency-budget-ms": "6000"})
+    (hurried,) = await asked(store, there, headers={"x-latency-budget-ms": "200000"})
     await until(lambda: len(upstream.calls) == 2)
     upstream.gate.set()
     assert (await hurried).status == (await leader).status == 200
     assert (await outcomes(there))["in-vain"] == 1
+
+
+def test_its_share_is_half_of_what_is_left() -> None:
+    request: Any = SimpleNamespace(due=106.0)
+    assert (budget.patience_s(request, 100.0), budget.patience_s(request, 105.0)) == (3.0, 0.5)
 
 
 class Wire:
@@ -342,7 +362,7 @@ async def test_a_leader_that_is_cut_off_from_the_store_costs_one_more_call(
 ) -> None:
     wire = Wire(store)
     async with wire.served() as url:
-        gateways = await fleet(store, limit="5s", ttl_s=TTL_S, first_by=url)
+        gateways = await fleet(store, ttl_s=TTL_S, first_by=url)
         crowds = await led_by_first(store, gateways, upstream, each=5)
         wire.cut = True
         await until(lambda: len(upstream.calls) == 2, timeout_s=PATIENCE_S)
