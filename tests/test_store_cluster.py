@@ -21,6 +21,7 @@ from tests.fixtures.store_cluster import ClusterFleet, store_cluster
 from tests.fixtures.store_fleets import ENVIRON, Certificates, eventually
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
+from tests.jobs.asking import over
 
 ALIKE = BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.8")
 ASKED, SAME = "how do I reset the password of my account", "How do I reset the password of my account?"
@@ -88,11 +89,7 @@ async def test_jobs_limits_and_what_is_learnt_live_in_a_cluster(
         body = {"model": "m", "messages": [{"role": "user", "content": "later"}]}
         accepted = await served.post("/v1/jobs", {"path": "/v1/chat/completions", "body": body})
         assert accepted.status == 202, accepted.body
-        for _ in range(2_000):
-            found = await served.get(f"/v1/jobs/{accepted.json['id']}")
-            if found.json["status"] == "completed":
-                break
-        assert found.json["status"] == "completed"
+        assert (await over(served, accepted.json["id"]))["status"] == "completed"
         statuses = [(await served.chat(f"question {number}")).status for number in range(3)]
         assert sorted(statuses) == [200, 429, 429], "the job was one of two"
         assert errors(served) == 0
@@ -128,6 +125,7 @@ async def test_nodes_that_speak_tls_alone_and_ask_for_a_certificate(upstream: Up
             # The client remembers where slots lie: another node takes this one's place, and it has to find that out.
             primary = cluster.primary_of(CLUSTERED.key("bans"))
             (replica,) = cluster.replicas_of(primary)
+            cluster.miss_soon()
             primary.kill()
             await asyncio.to_thread(eventually, lambda: replica.role() == "master")
             assert (await one.chat("after that")).status == 200

@@ -101,7 +101,12 @@ async def test_no_request_fails_while_a_cluster_replaces_a_primary_and_no_remova
     with store_cluster(tmp_path) as cluster:
         primary = cluster.primary_of(CLUSTERED.key("bans"))
         (replica,) = cluster.replicas_of(primary)
-        await survives(cluster.section, upstream, tmp_path, primary.kill, lambda: replica.role() == "master")
+
+        def kill() -> None:
+            cluster.miss_soon()
+            primary.kill()
+
+        await survives(cluster.section, upstream, tmp_path, kill, lambda: replica.role() == "master")
 
 
 async def test_a_node_that_is_cut_off_is_replaced_as_one_that_died(upstream: Upstream, tmp_path: Path) -> None:
@@ -111,6 +116,7 @@ async def test_a_node_that_is_cut_off_is_replaced_as_one_that_died(upstream: Ups
         (replica,) = cluster.replicas_of(primary)
 
         def cut_off() -> None:
+            cluster.miss_soon()
             primary.process.send_signal(signal.SIGSTOP)
 
         await survives(cluster.section, upstream, tmp_path, cut_off, lambda: replica.role() == "master")
