@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import redis_durable, redis_removal
+from gateway.adapters import redis_client, redis_durable, redis_removal
 from gateway.adapters.redis_client import Access, connect
 from gateway.adapters.redis_removal import RedisRemovals
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
+from gateway.commands.doctor import look_store
 from gateway.commands.doctor.look_store import store as look_at
 from gateway.composition.store_parts import access_of
 from gateway.config.store import Store
@@ -26,6 +27,13 @@ from tests.fixtures.store_fleets import ENVIRON, PATIENCE_S, SECRET, SentinelFle
 from tests.fixtures.stores import outside_server
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentinels, and the servers that are looked at, have as long as a busy machine needs."""
+    monkeypatch.setattr(redis_client, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(look_store, "ANSWER_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +71,7 @@ def document(upstream: Upstream, path: Path, store: dict[str, Any]) -> Any:
     return config_of(path, {"main": {"adapter": "openai", "url": upstream.url}}, store={**store, "timeout": "10s"})
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("through", ["sentinel", "direct"])
 async def test_a_gateway_shows_its_certificate_and_its_password_and_needs_no_further_rights(
     fleet: SentinelFleet, upstream: Upstream, tmp_path: Path, through: str
@@ -79,6 +88,7 @@ async def test_a_gateway_shows_its_certificate_and_its_password_and_needs_no_fur
 
 # asyncio leaves what a handshake that fails has opened to the collector (Python 3.11), whenever that comes.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
