@@ -14,7 +14,7 @@ import pytest
 
 from gateway.adapters import kept_valkey
 from tests.admin.test_purge import PLAIN, purge, purged, verdict
-from tests.fixtures.gateways import PATIENT_S, Served, config_of, gateway_of, recovered
+from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -44,7 +44,7 @@ async def test_what_memory_alone_has_since_the_store_was_away(served: Served, mo
     assert verdict(await served.chat(QUESTION)) == "fwd=miss", "the store does not have it"
     go_on.set()
     await until(lambda: server.pid != before)
-    async with asyncio.timeout(PATIENT_S):
+    async with asyncio.timeout(120):
         while (await purge(served, like=CLOSE, dry_run=True)).status != 200:
             await asyncio.sleep(0.05)
     assert verdict(await served.chat(QUESTION)) == "exact"
