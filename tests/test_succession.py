@@ -290,17 +290,20 @@ async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     monkeypatch.setattr(space_parts, "Newcomers", partial(Newcomers, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
+    started = asyncio.Event()
 
     async def while_they_come(self: Recovery) -> None:
         nonlocal times
         times += 1
         if times == 3:  # the serving index, the one that is coming, and that one once more before the swap
+            await started.wait()
             for question in late:
                 assert is_miss(await served.chat(question))
         await reconcile(self)
 
     monkeypatch.setattr(Recovery, "reconcile", while_they_come)
     async with gateway_of(start(ONNX, HASH)) as served:
+        started.set()
         await followed(served)
         assert times == 4
         assert served.gateway.parts.space.index.size == len(QUESTIONS) + len(late)
@@ -464,6 +467,7 @@ async def test_without_the_old_model_it_says_so_and_embeds_anew_without_it(
     async with gateway_of(start(ONNX, {"adapter": "onnx", "model": "none-such"})) as served:
         assert said(caplog, "embedder.migrate_from: the model cannot be loaded") == 1
         assert served.gateway.parts.spaces.coming is None
+        await recovered(served)
         assert is_exact(await served.chat(QUESTIONS[0]))
         await until(lambda: served.gateway.migration.complete)
         await all_found(served, *QUESTIONS)
