@@ -16,7 +16,7 @@ from gateway.background import cancelled
 from gateway.cache.eviction import Ledger, worth_of
 from gateway.errors import StoreUnavailable
 from tests.fixtures.entries import entry_of
-from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
+from tests.fixtures.gateways import Served, at_rest, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -91,7 +91,7 @@ def test_the_ledger_is_within_its_budget_and_its_sums_are_right(
 async def small(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     """Room for ten entries."""
     async with gateway_with(upstream, tmp_path, max_entries=10) as served:
-        await recovered(served)
+        await at_rest(served)
         yield served
 
 
@@ -112,6 +112,12 @@ async def contents(served: Served) -> tuple[set[str], set[str]]:
 async def settled(served: Served, entries: int) -> None:
     parts = served.gateway.parts
     await until(lambda: len(parts.evictions.ledger) == entries and parts.space.index.size == entries)
+    await evicted_all(served)
+
+
+async def evicted_all(served: Served) -> None:
+    """What makes room leaves the ledger first, then the index, the store last."""
+    await until(lambda: not served.gateway.parts.evictions._unfinished)
 
 
 async def test_store_front_and_index_keep_to_the_budget_and_hold_the_same(small: Served, upstream: Upstream) -> None:
@@ -139,6 +145,7 @@ async def test_a_budget_of_bytes_is_kept(upstream: Upstream, tmp_path: Path) -> 
             await served.chat(f"question number {i} about subject {i * 7919}")
         ledger = served.gateway.parts.evictions.ledger
         await until(lambda: ledger.bytes <= 30_000 and served.gateway.parts.space.index.size == len(ledger))
+        await evicted_all(served)
         stored, indexed = await contents(served)
         assert 0 < len(stored) < 30
         assert stored == indexed

@@ -13,7 +13,7 @@ from gateway.adapters.faiss_index import FaissIndex
 from gateway.flights.flight import Flight
 from gateway.messages import Neighbour, Refusal, Vector
 from gateway.stages import coalesce
-from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
+from tests.fixtures.gateways import Answer, Served, aboard, at_rest, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -38,6 +38,7 @@ HIT, MISS = "nearhit; hit; detail=semantic", "nearhit; fwd=miss; stored"
 async def served(tmp_path: Path, upstream: Upstream) -> AsyncIterator[Served]:
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, POLICY) as served:
+        await at_rest(served)  # else the index may be in use, and is not at hand
         yield served
 
 
@@ -142,7 +143,7 @@ async def test_a_crowd_that_asks_what_nobody_has_answered_makes_one_call(
     flights.clear()
     upstream.gate.clear()
     asked = [asyncio.create_task(served.chat(OTHER)) for _ in range(20)]
-    await until(lambda: served.gateway.data_port.inflight == 20)
+    await until(lambda: aboard(served) == 20)
     upstream.gate.set()
     answers = await asyncio.gather(*asked)
     assert {answer.text for answer in answers} == {f"upstream answers: {OTHER}"}

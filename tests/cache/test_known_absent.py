@@ -17,7 +17,7 @@ from gateway.messages import Entry
 from gateway.ports import Weight
 from gateway.upkeep.evictions import Evictions
 from tests.fixtures.entries import hexed
-from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Served, at_rest, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
@@ -31,14 +31,10 @@ def gateway_before(upstream: Upstream, directory: Path, **store: Any) -> Any:
     return gateway_of(config, EXACT_CACHE)
 
 
-async def compared(served: Served) -> None:
-    await until(lambda: served.gateway.parts.evictions.compared > 0)
-
-
 @pytest.fixture
 async def alone(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     async with gateway_before(upstream, tmp_path) as served:
-        await compared(served)
+        await at_rest(served)
         yield served
 
 
@@ -86,7 +82,7 @@ async def test_on_a_store_of_several_gateways_it_is_always_asked(
         gateway_before(upstream, tmp_path / "a", url=url) as one,
         gateway_before(upstream, tmp_path / "b", url=url) as other,
     ):
-        await compared(other)
+        await at_rest(other)
         await one.chat("hi")
         assert not other.gateway.parts.evictions.lacks(hexed("never stored"))
         assert (await other.chat("hi")).cache_status.startswith("nearhit; hit")
@@ -107,7 +103,7 @@ async def test_what_is_imported_is_found_at_once(upstream: Upstream, tmp_path: P
         async with served.session.get(served.admin_url + "/admin/cache/export") as answer:
             lines = await answer.read()
     async with gateway_before(upstream, tmp_path / "to") as served:
-        await compared(served)
+        await at_rest(served)
         async with served.session.post(served.admin_url + "/admin/cache/import", data=lines) as answer:
             assert (await answer.json())["imported"] == 1
         assert (await served.chat("hi")).cache_status.startswith("nearhit; hit")
@@ -151,7 +147,7 @@ async def test_what_is_on_its_way_out_is_found_until_it_has_left(
 
     monkeypatch.setattr(FrontStore, "delete", unavailable)
     async with gateway_before(upstream, tmp_path, max_entries=1) as served:
-        await compared(served)
+        await at_rest(served)
         await served.chat("one")
         await served.chat("another")
         await until(lambda: len(served.gateway.parts.evictions.ledger) == 1)
