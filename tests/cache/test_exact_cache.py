@@ -227,6 +227,7 @@ async def test_answers_survive_kill_9_of_the_gateway(upstream: Upstream, tmp_pat
     bodies = set()
     for i in range(3):
         async with served_by_process(config) as served:
+            await served.recovered()
             answer = await served.chat("hi")
             assert is_hit(answer) == (i > 0), answer.cache_status
             bodies.add(answer.body)

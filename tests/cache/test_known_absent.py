@@ -118,6 +118,7 @@ async def test_what_was_said_to_be_stored_is_there_after_a_kill(upstream: Upstre
         await served.kill()
     assert all(answer.cache_status.startswith("nearhit; fwd=miss; stored") for answer in answers)
     async with served_by_process(config) as served:
+        await served.recovered()
         again = await asyncio.gather(*map(served.chat, asked))
     assert all(answer.cache_status.startswith("nearhit; hit") for answer in again)
     assert [answer.body for answer in again] == [answer.body for answer in answers]
