@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +26,7 @@ from gateway.adapters.index_checkpoint import Kind, read_checkpoint, write_check
 from gateway.composition import index_parts
 from gateway.config.schema import Index
 from gateway.errors import StartFailed
+from gateway.ports import StoredVector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.faiss_device import CpuDevice
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
@@ -51,8 +53,8 @@ def index_on(device: Device) -> FaissIndex:
 
 
 async def fill(index: FaissIndex, names: range) -> None:
-    for i in names:
-        await index.add(str(i), "s", vector_of(i))
+    """Up to 64 at once: no training sees but some of them, and what is on the device is no matter of time."""
+    await index.add_all([StoredVector(str(i), "s", vector_of(i), math.inf) for i in names])
 
 
 async def found(index: FaissIndex, asked: int = 0, k: int = 2000) -> list[str]:
