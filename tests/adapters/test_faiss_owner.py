@@ -63,9 +63,9 @@ async def test_what_was_given_up_before_its_turn_is_not_waited_for(owner: Owner)
     second = asyncio.ensure_future(owner.run(lambda: None))
     await asyncio.sleep(0)
     second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
     go.set()
     await first
-    await asyncio.gather(second, return_exceptions=True)
     assert owner.enter()
     owner.leave()
 
