@@ -12,6 +12,7 @@ import hiredis
 import pytest
 from redis.asyncio.connection import DefaultParser
 
+from gateway.adapters import redis_line
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_guard import Guard, Script
@@ -174,7 +175,7 @@ async def test_what_a_server_says_is_told_as_redis_py_would(
     tmp_path: Path, reply: bytes, said: str, lives: bool
 ) -> None:
     """A server that answers is no reason to open the breaker."""
-    async with scripted(tmp_path, lambda _: reply) as server, guard_of(server.url) as guard:
+    async with scripted(tmp_path, lambda _: reply) as server, guard_of(server.url, clock=FakeClock()) as guard:
         for _ in range(6):
             assert said in await refused(guard.ask("GET", "a"))
             if guard.breaker is State.OPEN:
@@ -203,7 +204,8 @@ async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_ot
         assert await stays == b"stays"
 
 
-async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path) -> None:
+async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_line, "CLOSE_S", PATIENCE_S)
     async with scripted(tmp_path, echo) as server:
         guard = Guard(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
         asked = [asyncio.create_task(guard.ask("ECHO", f"{number}")) for number in range(20)]

@@ -39,14 +39,15 @@ from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
 
 CLIENTS = {"http": "own", "aiohttp": "aiohttp"}
-QUICK = Timeouts.model_validate({"connect": "1s", "first_byte": "10s", "idle": "10s", "total": "20s"})
+CONNECT_S = 10.0
+QUICK = Timeouts.model_validate({"connect": f"{CONNECT_S:g}s", "first_byte": "10s", "idle": "10s", "total": "20s"})
 
 
 def http_backend(url: str, speaks: str = "openai", *, client: str = "own") -> HttpBackend:
-    session, origin = Session(1.0, 4), str(URL(url).origin())
+    session, origin = Session(CONNECT_S, 4), str(URL(url).origin())
     asking: HttpClient = AiohttpClient(origin, session)
     if client == "own":
-        asking = OwnClient(origin, connect_s=1.0, max_connections=4)
+        asking = OwnClient(origin, connect_s=CONNECT_S, max_connections=4)
     return HttpBackend(
         "b",
         url,

@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             url = server.url
         else:
             url = request.getfixturevalue(OUTSIDE[request.param]).url
-        opened = RedisStore(connect(url, PATIENT_S), embedder="e1", timeout_s=5.0, clock=CLOCK)
+        opened = RedisStore(connect(url, PATIENT_S), embedder="e1", timeout_s=PATIENT_S, clock=CLOCK)
         stack.push_async_callback(opened.close)
         yield opened
 

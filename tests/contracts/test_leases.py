@@ -164,8 +164,8 @@ async def test_a_late_put_leaves_the_lease_of_the_next_one(opened: Opened) -> No
 
 
 async def test_tokens_rise_over_a_store_that_has_forgotten_them(outside_store: OutsideServer) -> None:
-    store = RedisStore(connect(outside_store.url, PATIENCE_S), embedder="e1", timeout_s=5.0, clock=CLOCK)
-    leases = RedisLeases(store, timeout_s=5.0, ttl_s=TTL_S)
+    store = RedisStore(connect(outside_store.url, PATIENCE_S), embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK)
+    leases = RedisLeases(store, timeout_s=PATIENCE_S, ttl_s=TTL_S)
     first = (await leases.acquire(NAME, None)).token
     await asyncio.to_thread(outside_store.client.flushall)
     assert (await leases.acquire(NAME, None)).token >= first

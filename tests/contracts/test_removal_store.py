@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters import redis_removal
+from gateway.adapters import redis_durable, redis_removal
 from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_removal import MAX_AUDIT, RedisRemovals
@@ -34,7 +34,8 @@ class Opened:
 async def opened(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Opened]:
-    monkeypatch.setattr(redis_removal, "POLL_TIMEOUT_S", 5.0)  # a first connection over TLS, on a busy machine
+    monkeypatch.setattr(redis_removal, "TIMEOUT_S", 2 * PATIENT_S)
+    monkeypatch.setattr(redis_durable, "DISK_MS", int(PATIENT_S * 1000))
     async with AsyncExitStack() as stack:
         if request.param == "embedded":
             server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
@@ -43,7 +44,7 @@ async def opened(
         else:
             url = request.getfixturevalue(OUTSIDE[request.param]).url
         client = connect(url, PATIENT_S)
-        store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
+        store = RedisStore(client, embedder="e1", timeout_s=PATIENT_S, clock=SystemClock())
         stack.push_async_callback(store.close)
         yield Opened(request.param, store, RedisRemovals(store))
 

@@ -41,7 +41,7 @@ class Opened:
     def other(self, embedder: str) -> RedisStore:
         """A gateway with another embedding model on the same server."""
         assert self.url is not None
-        return RedisStore(connect(self.url, PATIENCE_S), embedder=embedder, timeout_s=5.0, clock=CLOCK)
+        return RedisStore(connect(self.url, PATIENCE_S), embedder=embedder, timeout_s=PATIENCE_S, clock=CLOCK)
 
 
 async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stack: AsyncExitStack) -> Opened:

@@ -20,7 +20,7 @@ def test_the_report_runs_own_pairs_through_a_real_gateway(tmp_path: Path) -> Non
         sys.executable, "-m", "quality", "--pairs", str(pairs), "--folder", str(tmp_path), "--seeds", "2",
         "--budgets", "0.05", "--only", "http", "replay", "cost",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "quality.json").read_text())
     (run,) = found["http"]
