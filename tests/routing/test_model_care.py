@@ -18,6 +18,7 @@ from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.own_triton import OwnTriton, own_triton
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.waiting import until
+from tests.routing.test_hedging import patient
 
 # grpc.aio keeps to the loop that it was first used on, and logs errors about closed ones.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,10 +59,10 @@ async def test_a_call_that_loses_to_its_hedge_is_cancelled_in_the_model(
     upstreams = [f"grpc://127.0.0.1:{port}", f"grpc://localhost:{port}"]
     both = {"main": {"adapter": "triton", "upstreams": upstreams, "model": model, "hedge": {"budget": "20%"}}}
     async with gateway_of(config_of(tmp_path, both), NO_CACHE) as served:
-        for i in range(30):
-            assert (await served.chat(f"known {i}")).text.startswith(f"{model}: ")
+        with patient():  # a busy machine may be slow at one of these, and what hedges may cost is for the next one
+            for i in range(30):
+                assert (await served.chat(f"known {i}")).text.startswith(f"{model}: ")
         hedges = served.gateway.parts.telemetry.hedges.values
-        hedges.clear()  # a busy machine may have been slow at one of these
         assert (await served.chat("wait")).text == f"{model}: wait"
         assert hedges == {("won",): 1}
         assert served.gateway.parts.pools["main"].inflight == served.gateway.parts.pools["main"].load == 0
