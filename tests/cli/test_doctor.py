@@ -37,7 +37,7 @@ class Home:
     def write(self, url: str, policy: str = BOTH_CACHES, backend: dict[str, Any] | None = None, **more: Any) -> Path:
         ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
         sections = {"embedder": {"adapter": "onnx"}, "server": ports, **more}
-        main_backend = {"adapter": "openai", "url": url, "timeouts": {"connect": "60s"}, **(backend or {})}
+        main_backend = {"adapter": "openai", "url": url, **(backend or {})}
         return write_config(self.folder, {"main": main_backend}, policy, **sections)
 
     async def examine(self, *more: str) -> tuple[int, Findings, str]:
