@@ -509,7 +509,7 @@ async def test_where_there_is_no_connection_the_stages_say_so(tmp_path: Path) ->
 
 async def test_a_client_that_leaves_while_a_connection_is_opened(tmp_path: Path) -> None:
     with deaf() as silent:
-        async with one(tmp_path, Scripted(silent), main={"timeouts": {"connect": f"{TIMEOUT_S:g}s"}}) as it:
+        async with one(tmp_path, Scripted(silent)) as it:
             async with connected(it.served.url) as wire:
                 await wire.send(HI)
                 await until(lambda: it.connections._opening)
