@@ -83,9 +83,11 @@ class Loading:
         self.asked = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        over = self._read >= self._size
         if (await reader.readline()).startswith(b"PING"):
-            over = self._read >= self._size
             writer.write(b"+PONG\r\n" if over else b"-LOADING Valkey is loading the dataset in memory\r\n")
+        elif over:  # its PONG came too late
+            writer.write(b"# Persistence\r\nloading:0\r\n")
         else:
             self.asked += 1
             self._read += self._step
@@ -97,8 +99,9 @@ class Loading:
 
 @pytest.mark.parametrize(("step", "asked"), [(400, 3), (0, 1)])
 async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, asked: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, step: int, asked: int
 ) -> None:
+    monkeypatch.setattr(embedded_valkey, "ANSWER_S", 60.0)
     child = await ChildProcess.start(
         "toy", [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "toy.log"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import socket
 import sys
@@ -171,11 +172,21 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> N
         fetch(tmp_path / "models", silent)
 
 
-def test_a_step_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_step_that_takes_too_long_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The grandchild alone holds the fifo's write end: reading meets the end once it is dead, and blocks until then."""
     os.mkfifo(tmp_path / "fifo")
     fifo = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     script = f"(echo alive; exec sleep 600) > {tmp_path}/fifo & exec sleep 600"
+
+    class Awaited(environment.subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:  # the second begins once the grandchild lives
+                select.select([fifo], [], [])
+            return super().wait(timeout)
+
+    monkeypatch.setattr(environment.subprocess, "Popen", Awaited)
     with pytest.raises(FetchFailed, match=r"^the step failed: not done after 1 s$"):
         run_step("the step failed", ["sh", "-c", script], timeout_s=1)
     os.set_blocking(fifo, True)

@@ -405,18 +405,20 @@ async def test_a_call_that_takes_longer_than_a_place_lasts_keeps_it(
 ) -> None:
     monkeypatch.setattr(quotas, "BEAT_S", 0.2)
     async with start("{concurrency: 1}", url=outside_store.url) as served:
-        served.gateway.stores.quotas._lease_ms = 2_000
         upstream.gate.clear()
         held = asyncio.create_task(served.chat("long"))
         await until(lambda: len(upstream.calls) == 1)
-        key = "nearhit:1:quota:default:tenant:anonymous:concurrency"
-        ((_, ends),) = outside_store.client.zrange(key, 0, -1, withscores=True)
+        key, client = "nearhit:1:quota:default:tenant:anonymous:concurrency", outside_store.client
 
-        def passed() -> bool:
-            seconds, micros = outside_store.client.time()
-            return seconds * 1_000_000 + micros > ends
+        def now_us() -> int:
+            seconds, micros = client.time()
+            return int(seconds) * 1_000_000 + int(micros)
 
-        await until(passed)
+        (member,) = client.zrange(key, 0, -1)
+        ends = now_us() + 300_000  # of what it was given, that is left
+        client.zadd(key, {member: ends}, xx=True)
+        await until(lambda: client.zscore(key, member) > ends)  # it has been heard of since
+        await until(lambda: now_us() > ends)
         assert (await served.chat("other")).status == 429
         upstream.gate.set()
         assert (await held).status == 200
