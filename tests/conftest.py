@@ -7,6 +7,7 @@ pytest_plugins = [
     "pytester",
     "tests.fixtures.parallel",
     "tests.fixtures.stolen",
+    "tests.fixtures.held_back",
     "tests.fixtures.reports",
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",
@@ -17,7 +18,11 @@ pytest_plugins = [
     "tests.fixtures.dashboard",
 ]
 
-# No example is too slow: how long one takes says how busy the machine is.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", settings.get_profile("suite"), max_examples=3_000)  # pytest --hypothesis-profile=long
+# No example is too slow: how long one takes says how busy the machine is. The suite draws the same examples each time,
+# as Hypothesis' own profile for CI does, so that what fails is what was changed; "long" draws others, to find what is
+# wrong all the same.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile(  # pytest --hypothesis-profile=long
+    "long", settings.get_profile("suite"), derandomize=False, max_examples=3_000
+)
 settings.load_profile("suite")
