@@ -37,13 +37,19 @@ _Waiting = tuple["asyncio.Future[Any]", float, int]
 
 
 class Exchange(asyncio.Protocol):
-    """`demoted`: whether a reply says that this server is not the one to ask; the connection ends with it, as it does
-    with replies such as NOAUTH and LOADING. `gone`: called once, when nothing can be asked here any more."""
+    """`patience_s`: for how long a server that owes a reply may say nothing. `demoted`: whether a reply says that this
+    server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and LOADING.
+    `gone`: called once, when nothing can be asked here any more."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, demoted: Callable[[Exception], bool], gone: Callable[[Exchange], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        patience_s: float,
+        demoted: Callable[[Exception], bool],
+        gone: Callable[[Exchange], None],
     ) -> None:
         self._loop = loop
+        self._patience_s = patience_s
         self._demoted = demoted
         self._gone = gone
         self._writer: asyncio.StreamWriter | None = None
@@ -56,7 +62,7 @@ class Exchange(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # of the timer
-        self._heard = False  # anything, since the timer was set
+        self._silent_from = 0.0  # when anything came last, or was asked for while nothing was owed
         self._ended = False
         self.lost = loop.create_future()  # done once the connection is closed
 
@@ -75,14 +81,18 @@ class Exchange(asyncio.Protocol):
         elif self._unsent:
             self._send()
 
-    def ask(self, command: Command, due: float) -> asyncio.Future[Any]:
-        """The reply of a command; a `redis.exceptions.TimeoutError` at `due`, on the loop's clock. Whoever stops
-        waiting leaves its place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
+    def ask(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
+        """The reply of a command; a `redis.exceptions.TimeoutError` after `timeout_s`. Whoever stops waiting leaves its
+        place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
         packed = command if isinstance(command, bytes) else _packed(command)
         size = len(packed)
         if len(self._waiting) >= MOST_COMMANDS or self._bytes + size > MOST_BYTES:
             raise StoreUnavailable(f"{len(self._waiting)} commands ({self._bytes} bytes) already wait for the store")
         future: asyncio.Future[Any] = self._loop.create_future()
+        now = self._loop.time()
+        due = now + timeout_s
+        if not self._waiting:
+            self._silent_from = now
         self._waiting.append((future, due, size))
         self._bytes += size
         if not self._unsent and self._transport is not None:
@@ -93,7 +103,7 @@ class Exchange(asyncio.Protocol):
         return future
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._silent_from = self._loop.time()
         reader, waiting = self._reader, self._waiting
         try:
             reader.feed(data)
@@ -153,12 +163,13 @@ class Exchange(asyncio.Protocol):
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._due, self._heard = due, False
+        self._due = due
         self._timer = self._loop.call_at(due, self._sweep)
 
     def _sweep(self) -> None:
-        """Who has waited long enough is told so. A connection on which nothing at all came meanwhile is given up: what
-        is at its other end may not be there any more."""
+        """Who has waited long enough is told so. A connection on which nothing has come for `patience_s` is given up:
+        what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
+        time."""
         self._timer = None
         now, late, coming = self._loop.time(), False, float("inf")
         for future, due, _ in self._waiting:
@@ -169,7 +180,7 @@ class Exchange(asyncio.Protocol):
                 future.set_exception(RedisTimeoutError("no reply in time"))
             else:
                 coming = min(coming, due)
-        if late and not self._heard and self._transport is not None:
+        if late and now >= self._silent_from + self._patience_s and self._transport is not None:
             self.end(RedisConnectionError("no reply in time to what was asked before"))
         elif coming < float("inf"):
             self._set_timer(coming)

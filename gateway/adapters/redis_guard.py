@@ -47,7 +47,7 @@ class Guard:
 
     def __init__(self, client: Any, timeout_s: float, clock: Clock) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
-        self._line = None if isinstance(client, Cluster) else Line(client)
+        self._line = None if isinstance(client, Cluster) else Line(client, timeout_s)
         self._timeout_s = timeout_s
         self._clock = clock
         self._breaker = Breaker(FAILURES, COOLDOWN_S)

@@ -31,9 +31,10 @@ PLAINLY = {
 
 
 class Line:
-    """`client`: redis-py's, of one server or of those that sentinels watch over."""
+    """`client`: redis-py's, of one server or of those that sentinels watch over. `patience_s`: as of `Exchange`."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._pool: Any = client.connection_pool
         self._exchange: Exchange | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -46,7 +47,7 @@ class Line:
         """As `Exchange.ask`, within `timeout_s`."""
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._opened(loop)
-        return exchange.ask(command, loop.time() + timeout_s)
+        return exchange.ask(command, timeout_s)
 
     async def close(self) -> None:
         """What was asked is answered first, if that takes no longer than `CLOSE_S`."""
@@ -66,7 +67,7 @@ class Line:
     def _opened(self, loop: asyncio.AbstractEventLoop) -> Exchange:
         if self._closed:
             raise RedisConnectionError("the gateway ends")
-        exchange = self._exchange = Exchange(loop, self._demoted, self._gone)
+        exchange = self._exchange = Exchange(loop, self._patience_s, self._demoted, self._gone)
         self._opening = loop.create_task(self._open(exchange))
         return exchange
 

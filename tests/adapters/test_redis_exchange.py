@@ -52,10 +52,10 @@ class Wire(asyncio.Transport):
 
 
 class Opened:
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = LONG_S) -> None:
         self.gone: list[Exchange] = []
         self.loop = asyncio.get_running_loop()
-        self.exchange = Exchange(self.loop, lambda error: isinstance(error, ReadOnlyError), self.gone.append)
+        self.exchange = Exchange(self.loop, patience_s, _read_only, self.gone.append)
         self.wire = Wire()
 
     def begin(self) -> None:
@@ -64,14 +64,18 @@ class Opened:
         self.exchange.began(asyncio.StreamWriter(self.wire, protocol, reader, self.loop))
 
     def ask(self, *words: str | bytes | int | float, within_s: float = LONG_S) -> asyncio.Future[Any]:
-        return self.exchange.ask(words, self.loop.time() + within_s)
+        return self.exchange.ask(words, within_s)
 
     def come(self, data: bytes) -> None:
         self.exchange.data_received(data)
 
 
-async def opened() -> Opened:
-    it = Opened()
+def _read_only(error: Exception) -> bool:
+    return isinstance(error, ReadOnlyError)
+
+
+async def opened(patience_s: float = LONG_S) -> Opened:
+    it = Opened(patience_s)
     it.begin()
     return it
 
@@ -204,7 +208,7 @@ async def test_a_late_reply_is_dropped_and_the_next_one_is_the_next_ones() -> No
 
 
 async def test_a_connection_on_which_nothing_comes_is_given_up() -> None:
-    it = await opened()
+    it = await opened(patience_s=0.01)
     slow, patient = it.ask("GET", "slow", within_s=0.01), it.ask("GET", "patient")
     with pytest.raises(RedisTimeoutError):
         await slow
@@ -212,6 +216,27 @@ async def test_a_connection_on_which_nothing_comes_is_given_up() -> None:
         await patient
     assert it.gone == [it.exchange]
     assert it.wire.aborted
+
+
+async def test_who_asks_all_the_time_with_a_short_limit_ends_nothing_for_who_waits_longer() -> None:
+    it = await opened()
+    patient = it.ask("GET", "patient")
+    for _ in range(3):
+        with pytest.raises(RedisTimeoutError):
+            await it.ask("GET", "version", within_s=0.001)
+    it.come(b":1\r\n" * 4)
+    assert await patient == 1
+    assert not it.gone
+
+
+async def test_short_limits_give_a_connection_up_once_it_was_silent_for_long() -> None:
+    it = await opened(patience_s=0.02)
+    for _ in range(1_000):
+        if it.gone:
+            break
+        with pytest.raises(RedisTimeoutError):
+            await it.ask("GET", "version", within_s=0.001)
+    assert it.gone == [it.exchange]
 
 
 async def test_each_waits_for_its_own_time_in_whatever_order_they_asked() -> None:

@@ -139,12 +139,12 @@ async def test_a_connection_that_the_server_closes_is_opened_anew(tmp_path: Path
 
 
 async def test_a_server_that_hangs_costs_the_time_limit_and_then_the_connection(tmp_path: Path) -> None:
-    async with scripted(tmp_path, echo) as server, guard_of(server.url) as guard:
-        assert await guard.ask("ECHO", "a") == b"a"
+    async with scripted(tmp_path, echo) as server, guard_of(server.url, SHORT_S) as guard:
+        assert await guard.ask("ECHO", "a", timeout_s=PATIENCE_S) == b"a"
         server.says = lambda _: None
-        assert "TimeoutError" in await refused(guard.ask("GET", "a", timeout_s=SHORT_S))
+        assert "TimeoutError" in await refused(guard.ask("GET", "a"))
         server.says = echo
-        assert await guard.ask("ECHO", "b") == b"b"
+        assert await guard.ask("ECHO", "b", timeout_s=PATIENCE_S) == b"b"
         assert len(server.writers) == 2, "the first connection was given up"
 
 
