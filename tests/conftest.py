@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.fixtures.parallel",
     "tests.fixtures.stolen",
     "tests.fixtures.held_back",
+    "tests.fixtures.accepting",
     "tests.fixtures.reports",
     "tests.fixtures.triton",
     "tests.fixtures.kserve_triton",

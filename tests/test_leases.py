@@ -8,7 +8,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -330,14 +330,23 @@ class Wire:
 
     def __init__(self, store: OutsideServer) -> None:
         self._store = urlsplit(store.url)
-        self._open: list[asyncio.StreamWriter] = []
+        self._accepted: list[asyncio.StreamWriter] = []
+        self._passing: list[asyncio.Task[None]] = []
+        self._ended = False
         self.cut = False
 
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        other, onward = await asyncio.open_connection(self._store.hostname, self._store.port)
-        self._open += [writer, onward]
-        with suppress(ConnectionError, asyncio.CancelledError):
-            await asyncio.gather(self._pass(reader, onward), self._pass(other, writer))
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._ended:  # it was let in before the end, and comes after it
+            writer.close()
+            return
+        self._accepted.append(writer)
+        self._passing.append(asyncio.create_task(self._between(reader, writer)))
+
+    async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            other, onward = await asyncio.open_connection(self._store.hostname, self._store.port)
+            with closing(onward):
+                await asyncio.gather(self._pass(reader, onward), self._pass(other, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(65536):
@@ -352,8 +361,12 @@ class Wire:
         try:
             yield self._store._replace(netloc=f":{self._store.password}@127.0.0.1:{port}").geturl()
         finally:
+            self._ended = True
             server.close()
-            for writer in self._open:
+            for task in self._passing:
+                task.cancel()
+            await asyncio.gather(*self._passing, return_exceptions=True)
+            for writer in self._accepted:
                 writer.close()
 
 
