@@ -38,7 +38,7 @@ class AiohttpClient:
             async with asyncio.timeout_at(due):
                 try:
                     return _Answer(await attempt())
-                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                     if not request.repeatable or not isinstance(body, bytes) or not connection.kept:
                         raise
                     return _Answer(await attempt())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -156,12 +157,19 @@ async def test_a_connection_that_the_server_will_close_is_not_used_again(
     assert len({id(wire) for wire in seen}) == 3
 
 
+def reset(wire: Wire) -> None:
+    """Ends the connection as a server does that is killed, or has forgotten it."""
+    wire.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.writer.transport.abort()
+
+
+@pytest.mark.parametrize("end", [lambda wire: wire.writer.close(), reset], ids=["closed", "reset"])
 async def test_a_kept_connection_that_ends_without_a_word_costs_no_request(
-    client: HttpClient, server: WireUpstream
+    client: HttpClient, server: WireUpstream, end: Callable[[Wire], None]
 ) -> None:
     async def script(wire: Wire, _: Message) -> None:
         if len(server.requests) == 2:
-            wire.writer.close()
+            end(wire)
         else:
             await wire.send(OK)
 
