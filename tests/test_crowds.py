@@ -13,7 +13,6 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters import redis_removal
 from gateway.composition import store_parts
 from gateway.flights import flight as flights
 from gateway.flights import leasing as leasings
@@ -35,8 +34,6 @@ LONG_S = 600.0
 def _leases_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in a real store: none is to end by time here, as it would where the machine stands still."""
     monkeypatch.setattr(store_parts, "LEASE_TTL_S", LONG_S)
-    # A look that is late ends the connection, with whatever else waits there: a lease that was given is not heard of.
-    monkeypatch.setattr(redis_removal, "POLL_TIMEOUT_S", LONG_S)
 
 
 @pytest.fixture

@@ -21,21 +21,13 @@ from gateway.composition import store_parts
 from gateway.flights.leasing import TTL_S
 from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
-from tests.fixtures.processes import served_by_process, write_config
+from tests.fixtures.processes import changed, served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
 PATIENCE_S = 60.0  # ends a test that has failed; a busy machine takes its time
 LONG_S = 600.0
-# `nearhit` with leases that last so many seconds: that is in no configuration.
-LASTING = """
-from gateway.cli import main
-from gateway.composition import store_parts
-
-store_parts.LEASE_TTL_S = {}
-raise SystemExit(main())
-"""
 
 Fleet = Callable[..., Any]
 LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "nearhit; fwd=miss; collapsed"
@@ -67,7 +59,7 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     monkeypatch.setattr(store_parts, "LEASE_TTL_S", lasts_s)
                     return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
                 config = write_config(folder, backends, store=shared)
-                program = ("-c", LASTING.format(lasts_s))
+                program = changed({"gateway.composition.store_parts.LEASE_TTL_S": lasts_s})
                 return await stack.enter_async_context(served_by_process(config, program))
 
             before = lookups(store)

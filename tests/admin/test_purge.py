@@ -27,7 +27,7 @@ from tests.cli.test_serve import children_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of, store_pid
-from tests.fixtures.processes import served_by_process, write_config
+from tests.fixtures.processes import changed, served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
@@ -74,14 +74,13 @@ def verdict(answer: Answer) -> str:
 
 # What removals wait for, of a store that is there and has no reason to fail: in this process, and in one of its own.
 LONG_S = 60.0
-PATIENTLY = f"""
-import sys
-from gateway.adapters import redis_durable, redis_removal
-from gateway.cli import main
-redis_durable.DISK_MS = {LONG_S * 1e3:.0f}
-redis_removal.POLL_TIMEOUT_S, redis_removal.TIMEOUT_S = {LONG_S}, {2 * LONG_S}
-sys.exit(main(sys.argv[1:]))
-"""
+PATIENTLY = changed(
+    {
+        "gateway.adapters.redis_durable.DISK_MS": int(LONG_S * 1e3),
+        "gateway.adapters.redis_removal.POLL_TIMEOUT_S": LONG_S,
+        "gateway.adapters.redis_removal.TIMEOUT_S": 2 * LONG_S,
+    }
+)
 
 
 @pytest.fixture(autouse=True)
@@ -350,14 +349,14 @@ async def test_a_removed_answer_is_not_served_stale_either(upstream: Upstream, t
 async def test_after_a_crash_what_was_removed_stays_removed(upstream: Upstream, tmp_path: Path) -> None:
     """Killed right after it was said to be done."""
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
-    async with served_by_process(config, ("-c", PATIENTLY)) as process:
+    async with served_by_process(config, PATIENTLY) as process:
         for i in range(20):
             await process.chat(hexed(str(i)), headers={"Cache-Tag": "a" if i % 2 else "b"})
         answer = await purge(process, tags=["a"])
         await process.kill()
     assert (answer.json["removed"], answer.json["durable"]) == (10, True)
     calls = len(upstream.calls)
-    async with served_by_process(config, ("-c", PATIENTLY)) as process:
+    async with served_by_process(config, PATIENTLY) as process:
         for i in range(20):
             expected = "fwd=miss; stored" if i % 2 else "exact"
             assert verdict(await process.chat(hexed(str(i)))) == expected
@@ -369,14 +368,14 @@ async def test_when_the_store_is_killed_with_the_gateway_it_stays_removed_too(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, EXACT_CACHE)
-    async with served_by_process(config, ("-c", PATIENTLY)) as process:
+    async with served_by_process(config, PATIENTLY) as process:
         await process.chat("one", headers={"Cache-Tag": "a"})
         answer = await purge(process, tags=["a"])
         (store,) = children_of(process.process.pid)
         os.kill(store, 9)
         await process.kill()
     assert answer.json["durable"] is True
-    async with served_by_process(config, ("-c", PATIENTLY)) as process:
+    async with served_by_process(config, PATIENTLY) as process:
         assert verdict(await process.chat("one")) == "fwd=miss; stored"
         assert verdict(await process.chat("one")) == "exact"
 

@@ -124,10 +124,8 @@ async def test_a_running_gateway_says_what_becomes_of_who_cannot_be_in_time(
 
 async def test_a_request_that_goes_the_other_way_for_the_share_says_so(tmp_path: Path) -> None:
     """Hard ones alone: the share holds none the less, and some are told to be below a threshold that they are above."""
-    policy, clock = (
-        policy_of("light: small, large: big, large_share: 10%"),
-        FakeClock(),
-    )  # no time, which shares fade by
+    policy = policy_of("light: small, large: big, large_share: 10%")
+    clock = FakeClock()  # that stands: shares fade by time
     async with behind(tmp_path, policy, "small", "big", clock=clock) as (served, _):
         body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
         held = 0

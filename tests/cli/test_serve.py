@@ -11,16 +11,11 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.fixtures.gateways import PATIENT, TIERS
+from tests.fixtures.gateways import PATIENT_ENVIRON, TIERS
 from tests.fixtures.processes import ANNOUNCED, Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 
-HASH = {
-    **os.environ,
-    "NEARHIT_EMBEDDER__ADAPTER": "hash",
-    "NEARHIT_EMBEDDER__TIMEOUT": PATIENT["timeout"],
-    "NEARHIT_STORE__TIMEOUT": PATIENT["timeout"],
-}
+HASH = {**os.environ, **PATIENT_ENVIRON, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
 
 # What only some configurations need: gRPC and its messages (server.grpc, adapter triton), chat templates (adapter
 # onnx), OpenSSL's bindings (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).

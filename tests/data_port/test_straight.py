@@ -30,7 +30,7 @@ from gateway.policy.load import policy_from_text
 from gateway.upkeep import evictions
 from tests.data_port.test_plain_connection import CLOSE, VARYING
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of, recovered
+from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, at_rest, config_of, gateway_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
@@ -195,8 +195,7 @@ async def one(folder: Path, upstream: Scripted, policy: str = POLICY, **sections
         async with gateway_of(config, policy, {"KEY": "own-key"}, clock=clock, access_log=log) as served:
             # Before that it is not known what the store does not have, and the index is at work: lookups are the
             # stages'.
-            await until(lambda: served.gateway.parts.evictions.compared)
-            await recovered(served)
+            await at_rest(served)
             await served.gateway.parts.space.index.settled()
             yield One(served, log, lines, clock)
 

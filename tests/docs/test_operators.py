@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.console import fits, steps
-from tests.fixtures.gateways import PATIENT
+from tests.fixtures.gateways import PATIENT_ENVIRON
 from tests.fixtures.triton import free_ports
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
@@ -29,7 +29,7 @@ async def shell(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """One that ends with all that it started."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("NEARHIT_")}
-    environ |= {f"NEARHIT_{waited_for}__TIMEOUT": PATIENT["timeout"] for waited_for in ("STORE", "EMBEDDER")}
+    environ |= PATIENT_ENVIRON
     process = await asyncio.create_subprocess_exec(
         *("bash", "--noprofile", "--norc"),
         stdin=asyncio.subprocess.PIPE,

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from gateway.data_port import server
 from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import Wire, WireUpstream, connected, wire_upstream
 
 
@@ -26,6 +29,17 @@ async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def openai_client(served: Served) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-test", max_retries=0, timeout=120.0)
+
+
+@pytest.fixture
+def absent(upstream: Upstream) -> Upstream:
+    """One that has nothing of what it is asked for."""
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    upstream.answer = answer
+    return upstream
 
 
 @pytest.fixture

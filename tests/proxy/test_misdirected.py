@@ -37,15 +37,6 @@ def test_what_a_path_is_likely_to_mean(method: str, path: str, likely: str | Non
     assert likely_path(method, path) == likely
 
 
-@pytest.fixture
-def absent(upstream: Upstream) -> Upstream:
-    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    upstream.answer = answer
-    return upstream
-
-
 def warned(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     found = [record for record in caplog.records if record.name == "nearhit" and "base URL" in record.getMessage()]
     return [record.fields for record in found]  # type: ignore[attr-defined]

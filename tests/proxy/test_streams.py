@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.fixtures.gateways import TIERS, Served, aboard, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, chunk, completion, frame, stream
+from tests.fixtures.waiting import until
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Tell me a long story"}]}
 # An event in the wire form that the gateway makes of an error; the rest of it is the message.
@@ -42,11 +43,6 @@ async def impatient_tiers(light: Upstream, large: Upstream, tmp_path: Path) -> A
 
 async def stored(served: Served) -> int:
     return (await served.gateway.parts.store.stats()).entries
-
-
-async def until(event: asyncio.Event) -> None:
-    async with asyncio.timeout(120):
-        await event.wait()
 
 
 def inflight(served: Served) -> int:
@@ -130,7 +126,7 @@ async def test_an_answer_that_breaks_off_is_no_answer_to_who_waits_for_the_whole
     upstream.gate.clear()
     breaking(upstream, cut=True)
     leader = asyncio.create_task(served.chat("story", stream=True))
-    await until(upstream.arrived)
+    await until(upstream.arrived.is_set)
     follower = asyncio.create_task(served.chat("story", stream=streamed))
     await joined(served, 2)
     upstream.gate.set()
@@ -142,9 +138,7 @@ async def test_an_answer_that_breaks_off_is_no_answer_to_who_waits_for_the_whole
 
 async def joined(served: Served, clients: int) -> None:
     """Returns once so many clients wait for the one flight in the air."""
-    async with asyncio.timeout(120):
-        while aboard(served) < clients:
-            await asyncio.sleep(0)
+    await until(lambda: aboard(served) >= clients)
 
 
 @pytest.mark.parametrize("ending", [b"", b"data: {half a chunk", b"data: {half a chunk\n\ndata: [DONE]\n\n"])
@@ -203,10 +197,10 @@ async def test_a_client_that_leaves_before_the_answer_cancels_the_call(
 ) -> None:
     upstream.gate.clear()
     request = asyncio.create_task(served.chat("story", stream=streamed))
-    await until(upstream.arrived)
+    await until(upstream.arrived.is_set)
     assert inflight(served) == 1
     request.cancel()
-    await until(upstream.left)
+    await until(upstream.left.is_set)
     assert (inflight(served), upstream.cancelled) == (0, 1)
 
 
@@ -216,7 +210,7 @@ async def test_a_client_that_leaves_in_mid_stream_cancels_the_call(served: Serve
         await response.content.readany()
         assert inflight(served) == 1
         response.close()
-        await until(upstream.left)
+        await until(upstream.left.is_set)
     assert (inflight(served), upstream.cancelled) == (0, 1)
     assert await stored(served) == 0
 
@@ -240,9 +234,8 @@ async def test_a_slow_first_byte_is_a_gateway_timeout(impatient: Served, upstrea
     upstream.gate.clear()
     answer = await impatient.chat("hi", stream=streamed)
     assert (answer.status, answer.json["error"]["type"]) == (504, "upstream_error")
-    async with asyncio.timeout(120):  # on a busy machine the time may be over before the call is there
-        while upstream.cancelled < len(upstream.calls):
-            await asyncio.sleep(0)
+    # On a busy machine the time may be over before the call is there.
+    await until(lambda: upstream.cancelled == len(upstream.calls))
     assert inflight(impatient) == 0
 
 
@@ -261,7 +254,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_event(impatient: Se
     breaking(upstream, between=asyncio.Event().wait)
     answer = await impatient.chat("hi", stream=True)
     assert answer.body.rstrip().split(b"\n\n")[-1].startswith(ERROR_EVENT)
-    await until(upstream.left)
+    await until(upstream.left.is_set)
     assert (inflight(impatient), await stored(impatient)) == (0, 0)
 
 

@@ -86,17 +86,6 @@ def root_of(upstream: Upstream) -> str:
     return upstream.url.removesuffix("/v1")
 
 
-@pytest.fixture
-def versioned(upstream: Upstream) -> Upstream:
-    """One that has its API below /v1, and nothing else."""
-
-    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    upstream.answer = answer
-    return upstream
-
-
 @asynccontextmanager
 async def before(folder: Path, url: str, policy: str = NO_CACHE, **backend: Any) -> AsyncIterator[Served]:
     config = config_of(folder, {"main": {"adapter": "openai", "url": url, **backend}})
@@ -120,7 +109,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 async def test_it_is_said_once_and_the_answer_stays_the_backends(
-    versioned: Upstream,
+    absent: Upstream,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     client: str,
@@ -130,38 +119,38 @@ async def test_it_is_said_once_and_the_answer_stays_the_backends(
 ) -> None:
     """On each way to a backend: past the stages, by callbacks, in one step, through all of them. `kept`: over a
     connection that is there."""
-    async with before(tmp_path, root_of(versioned), policy, client=client) as served:
+    async with before(tmp_path, root_of(absent), policy, client=client) as served:
         if kept:
             assert (await served.get("/somewhere")).status == 404
             assert warned(caplog) == []
         for query in ("?key=secret", ""):
             answer = await asked(served, query=query, stream=stream)
             assert (answer.status, answer.json) == (404, {"detail": "Not Found"})
-    assert versioned.calls[-1].path == "/chat/completions"
+    assert absent.calls[-1].path == "/chat/completions"
     (said,) = warned(caplog)
-    assert (said["backend"], said["asked"]) == ("main", root_of(versioned) + "/chat/completions")
+    assert (said["backend"], said["asked"]) == ("main", root_of(absent) + "/chat/completions")
     assert said["expected"] == EXPECTED
     assert said["id"]
 
 
 @pytest.mark.parametrize("path", ASKED)
 async def test_every_call_tells_it_also_one_that_is_translated(
-    versioned: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+    absent: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    async with before(tmp_path, root_of(versioned) + "/api") as served:
+    async with before(tmp_path, root_of(absent) + "/api") as served:
         assert (await asked(served, path)).status == 404
     (said,) = warned(caplog)
-    assert said["asked"] == f"{root_of(versioned)}/api{ASKED[path][1]}"
+    assert said["asked"] == f"{root_of(absent)}/api{ASKED[path][1]}"
 
 
-async def test_each_backend_has_its_own(versioned: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_backend_has_its_own(absent: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy = """
 version: 1
 routes:
   - {name: other, match: {model: other}, route: {backend: other}}
   - {name: default, match: {}, route: {backend: main}}
 """
-    backends = {name: {"adapter": "openai", "url": root_of(versioned)} for name in ("main", "other")}
+    backends = {name: {"adapter": "openai", "url": root_of(absent)} for name in ("main", "other")}
     async with gateway_of(config_of(tmp_path, backends), policy) as served:
         for model in ("m", "other", "m", "other"):
             assert (await asked(served, model=model)).status == 404
@@ -185,19 +174,19 @@ async def test_a_model_that_is_not_known_is_no_wrong_url(
 
 
 async def test_a_url_that_ends_in_a_version_and_what_passes_through_are_not_doubted(
-    versioned: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    absent: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with before(tmp_path / "right", versioned.url) as served:
+    async with before(tmp_path / "right", absent.url) as served:
         assert (await asked(served)).status == 404
-    async with before(tmp_path / "wrong", root_of(versioned)) as served:
+    async with before(tmp_path / "wrong", root_of(absent)) as served:
         assert (await served.get("/somewhere")).status == 404
     assert warned(caplog) == []
 
 
 async def test_another_protocols_url_needs_no_version(
-    versioned: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    absent: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with before(tmp_path, root_of(versioned), adapter="anthropic") as served:
+    async with before(tmp_path, root_of(absent), adapter="anthropic") as served:
         assert (await asked(served, "/v1/messages")).status == 404
-    assert [call.path for call in versioned.calls] == ["/v1/messages"]
+    assert [call.path for call in absent.calls] == ["/v1/messages"]
     assert warned(caplog) == []
