@@ -1,4 +1,4 @@
-"""The composition root: builds the parts, lists the stages, starts and stops everything in order."""
+"""The composition root: builds the parts, starts and stops everything in order."""
 
 from __future__ import annotations
 
@@ -24,33 +24,30 @@ from gateway.admin.stats import Stats
 from gateway.background import begun_again, run_within
 from gateway.composition import operations
 from gateway.composition.access_parts import Access
-from gateway.composition.chains import route_chains
 from gateway.composition.dashboard import Dashboard, Observed
-from gateway.composition.data_side import data_port_of
 from gateway.composition.fleet_figures import figures_of
-from gateway.composition.hired import Hired, admin_of
+from gateway.composition.hired import Hired, admin_of, data_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.composition.model_parts import build_embedder
 from gateway.composition.observing import observer_of
 from gateway.composition.parts import Parts, build_parts
+from gateway.composition.steps import RouteSteps, SharedSteps
 from gateway.composition.store_parts import Stores, open_stores
 from gateway.config import Config
-from gateway.dialects.known import DIALECTS, shape_of_errors
-from gateway.errors import NotFound
+from gateway.data_port.server import DataPort
 from gateway.explaining.requests import ExplainRequests
-from gateway.messages import Request, Response
+from gateway.inflight import Inflight
+from gateway.messages import Handler
 from gateway.observing.access_log import AccessLog
-from gateway.pipeline import Handler, compose
+from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.policy.model import Policy
 from gateway.policy_life.admin import policy_admin_of
 from gateway.policy_life.common import share_policy
 from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
 from gateway.routing.breaker import State
-from gateway.stages.observe import Observe
-from gateway.stages.policy import ApplyPolicy, RouteTable
-from gateway.stages.protect import Protect
+from gateway.steps.parse_and_route import RouteTable
 from gateway.written.faults import Fault
 
 LOG = logging.getLogger("nearhit")
@@ -78,16 +75,18 @@ class Gateway:
         self.recovery = operations.recovery_of(stores, parts.space, parts, self.removal, self.following)
         self.migration = operations.migration_of(stores, parts)
         self.succession = operations.succession_of(config, stores, parts, self.migration, self._swapped)
+        self._deployment = Deployment.of(config)
         self._table = self._build(policy)
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
-        self.jobs = build_jobs(config, environ, stores, self._job_handler(), parts.clock, parts.telemetry)
+        self.jobs = build_jobs(config, environ, stores, self._job_pipeline(), parts.clock, parts.telemetry)
+        self.inflight = Inflight(config.server.max_inflight)
+        pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
-        serving = (self.access, self._observer, self._current, self.health)
-        self.data_port = data_port_of(config, parts, *serving, tls=tls, hired=hired, beside=self._beside)
-        self.grpc_port = grpc_port_of(config.server, parts.clock, certificate)
+        self.data_port = DataPort(config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_of(hired))
+        self.grpc_port = grpc_port_of(config.server, parts.clock, pipeline, self.inflight, certificate)
         self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = Quality(parts.spaces, lambda: self.policy)
@@ -112,7 +111,7 @@ class Gateway:
                 *self.access.admin,
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
-                *ExplainRequests(lambda: self.policy, lambda: self.parts).routes(),
+                *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
                 *operations.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
@@ -120,10 +119,6 @@ class Gateway:
                 *policy_admin_of(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
-
-    def _beside(self) -> int:
-        """Requests that are being answered at the gRPC port."""
-        return self.grpc_port.inflight if self.grpc_port else 0
 
     @property
     def policy(self) -> Policy:
@@ -145,7 +140,7 @@ class Gateway:
         self.stats.policy_faults = tuple(map(str, faults))
 
     def _build(self, policy: Policy) -> RouteTable:
-        table = RouteTable(policy, {route.name: route_chains(route, self.parts) for route in policy.routes})
+        table = route_table(policy, self._deployment, lambda route: RouteSteps(route, self.parts))
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
         show_policy(self.parts.telemetry, policy)
@@ -154,32 +149,28 @@ class Gateway:
             control.learning = route.semantic is not None and route.semantic.learns
         return table
 
-    def handler(self) -> Handler:
-        """The stages that every request passes; `ApplyPolicy` hands it on to those of its route."""
-        parts, telemetry = self.parts, self.parts.telemetry
-        return compose(
-            [
-                Observe(self._observer),  # outermost: sees every outcome
-                Protect(  # errors become responses here, so nothing but `Observe` may stand outside
-                    telemetry,
-                    inflight=lambda: self.data_port.inflight + self._beside(),
-                    max_inflight=self.config.server.max_inflight,
-                    shape=shape_of_errors,
-                ),
-                self.access.authenticate,  # before the body is read: strangers cost nothing
-                parts.feedback,  # no route of its own
-                *self.jobs.stages,  # before the policy: what is answered later meets it when it runs
-                ApplyPolicy(self._current, DIALECTS),
-            ],
-            _nowhere,
+    def _pipeline(self) -> Handler:
+        """Of requests that clients send, up to the steps of their route."""
+        endpoints = [self.parts.feedback, *self.jobs.endpoints]
+        access = self.access
+        return shared_pipeline(
+            SharedSteps(
+                self.parts,
+                self._current,
+                self._observer,
+                access.keyring,
+                access.authenticate,
+                endpoints,
+                self.inflight,
+            )
         )
 
-    def _job_handler(self) -> Handler:
-        """The stages that a job passes when it is run: who asks was found out when it was accepted, and how many run at
-        once is for the workers to say."""
-        protect = Protect(self.parts.telemetry, inflight=lambda: 0, max_inflight=1, shape=shape_of_errors)
-        policy = ApplyPolicy(self._current, DIALECTS)
-        return compose([Observe(self._observer), protect, self.access.of_jobs, policy], _nowhere)
+    def _job_pipeline(self) -> Handler:
+        """Of jobs when they are run: who asks was found out when they were accepted, and how many run at once is for
+        the workers to say."""
+        access = self.access
+        steps = SharedSteps(self.parts, self._current, self._observer, access.keyring, access.authenticate_job)
+        return shared_pipeline(steps, of_jobs=True)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
@@ -285,14 +276,8 @@ async def _open_ports(gateway: Gateway, stack: AsyncExitStack, hired: Hired | No
         stack.push_async_callback(gateway.admin_port.stop)
     stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
     gateway.parts.loop_watch.begin(stack)
-    serving = gateway.data_port.start(gateway.handler())
-    gateway.data_address = await listening(serving, "server.listen", server.listen)
+    gateway.data_address = await listening(gateway.data_port.start(), "server.listen", server.listen)
     stack.push_async_callback(gateway.data_port.stop)
     if grpc_port is not None and server.grpc is not None:
         stack.push_async_callback(grpc_port.stop)
-        started = grpc_port.start(gateway.handler())
-        gateway.grpc_address = await listening(started, "server.grpc", server.grpc)
-
-
-async def _nowhere(request: Request) -> Response:
-    raise NotFound(f"no route for {request.path}")  # `ApplyPolicy` never asks for it
+        gateway.grpc_address = await listening(grpc_port.start(), "server.grpc", server.grpc)

@@ -117,13 +117,17 @@ class Ready(AsyncIterator[T], Generic[T]):
 
     async def __anext__(self) -> T:
         if self._next >= len(self._items):
-            await self.aclose()
+            self.close()
             raise StopAsyncIteration
         item = self._items[self._next]
         self._next += 1
         return item
 
     async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `aclose`."""
         self._next = len(self._items)
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
@@ -142,20 +146,23 @@ class Ready(AsyncIterator[T], Generic[T]):
 class AtHand:
     """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
 
+    __slots__ = ("taken",)
     replayable = True
 
     def __init__(self, body: bytes = b"") -> None:
-        self._body = body
-
-    @property
-    def taken(self) -> bytes:
-        return self._body
+        self.taken = body
 
     async def read(self) -> bytes:
-        return self._body
+        return self.taken
+
+    def read_nowait(self) -> bytes:
+        return self.taken
+
+    async def buffer(self) -> None:
+        """It is all here."""
 
     def stream(self) -> AsyncIterator[bytes] | None:
-        return once(self._body) if self._body else None
+        return once(self.taken) if self.taken else None
 
 
 async def once(body: bytes) -> AsyncIterator[bytes]:

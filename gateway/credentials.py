@@ -11,6 +11,8 @@ KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "ocp-apim-sub
 # Whatever may make a backend answer one client otherwise than another.
 IDENTIFYING = frozenset({*KEYS, "cookie", "openai-organization", "openai-project"})
 SECRET = frozenset({*KEYS, "cookie"})
+# They differ from request to request, and as a rule decide nothing.
+TRACING = frozenset({"baggage", "traceparent", "tracestate", "x-request-id", "x-stainless-retry-count"})
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:

@@ -1,5 +1,5 @@
-"""The error tree. `Refused` and below become responses in one place, `stages.protect`; the rest never leaves the
-stage that can do without the part which failed."""
+"""The error tree. `steps.error_boundary` alone turns `Refused` and its subclasses into responses. The others never
+leave the step that can do without the part which failed."""
 
 from __future__ import annotations
 
@@ -97,6 +97,13 @@ class LimitReached(Refused):
 class Overloaded(Refused):
     status = 503
     kind = "overloaded_error"
+
+
+class TooManyInflight(Overloaded):
+    """The gateway is at `server.max_inflight`."""
+
+    def __init__(self) -> None:
+        super().__init__("the gateway is at its limit of concurrent requests", retry_after_s=1)
 
 
 class OnlyIfCached(Refused):

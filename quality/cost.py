@@ -38,9 +38,9 @@ def cost(verifier: Verifier, encoder: TextEncoder) -> Cost:
         Candidate(text, min(1.0, float(vectors[0] @ vector))) for text, vector in zip(STORED, vectors[1:], strict=True)
     ]
     loop = asyncio.new_event_loop()
-    first = loop.run_until_complete(verifier.opinions(ASKED, near))[0]
+    first = verifier.opinions(ASKED, near)[0]
     closer = loop.run_until_complete(verifier.second_opinion(ASKED, near[0], first))
-    opinions = p50(lambda: loop.run_until_complete(verifier.opinions(ASKED, near)))
+    opinions = p50(lambda: verifier.opinions(ASKED, near))
     second = p50(lambda: loop.run_until_complete(verifier.second_opinion(ASKED, near[0], first)))
     loop.close()
     evidence, draw = Evidence(), np.random.default_rng(1)

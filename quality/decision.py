@@ -1,24 +1,17 @@
-"""The gateway's own decision about a semantic hit, without its stores: `SemanticLookup`, handed what it would read."""
+"""The gateway's own decision about a semantic hit, without its stores."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import cast
 
 from gateway.cache.control.route_control import Observation, RouteControl
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.freshness import Freshness
 from gateway.cache.judged import Judged
-from gateway.cache.served import ServedHits
-from gateway.messages import Call, Embedding, Entry, Neighbour, Request, Vector
-from gateway.observing.telemetry import Telemetry
-from gateway.policy.model import Semantic
-from gateway.ports import Acceptance, Embedder, TextEncoder, VectorIndex, Verifier
-from gateway.stages.feedback import Memory
-from gateway.stages.semantic_lookup import SemanticLookup
+from gateway.cache.scoring import Near, Scorer
+from gateway.messages import Embedding, Vector
+from gateway.ports import Acceptance, Embedder, TextEncoder, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +20,7 @@ class Stored:
 
     fingerprint: str
     question: str
+    scope: str = ""
 
 
 class Encoded:
@@ -37,37 +31,30 @@ class Encoded:
         self._encoder = encoder
         self._known: dict[str, Embedding] = {}
 
-    async def embed(self, text: str) -> Embedding:
-        return self.at_hand(text)
+    async def embed(self, text: str, owner: str = "") -> Embedding:
+        return self.embed_nowait(text, owner)
 
-    def at_hand(self, text: str) -> Embedding:
+    def embed_nowait(self, text: str, owner: str = "") -> Embedding:
         if text not in self._known:
             self._known[text] = self._encoder.encode([text])[0]
         return self._known[text]
 
 
-class Decision(SemanticLookup):
-    """Of one route with one promise. The stage's own methods decide; this only hands them what they read."""
+class Decision:
+    """Of one route with one promise. `entries`: that the neighbours are the nearest of."""
 
     def __init__(self, verifier: Verifier, embedder: Embedder, control: RouteControl, max_wrong_hits: float) -> None:
-        self._verifier, self._embedder = verifier, embedder
+        self._scorer = Scorer(verifier, embedder, Acceptance(max_wrong_hits=max_wrong_hits), Counterexamples())
         self._control = control
-        self._telemetry = Telemetry()
-        self._rule = Semantic(math.inf, Acceptance(max_wrong_hits=max_wrong_hits))
-        self._memory = Memory(ServedHits(), Counterexamples())
-        self.entries = 0  # that the neighbours are the nearest of
-        self._index = cast(VectorIndex, SimpleNamespace(count=lambda _: self.entries))
-        self._request = cast(Request, SimpleNamespace(scope="", route=""))
+        self.entries = 0
 
     async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judged:
-        """`near`: stored questions with their similarity, most similar first; at least one."""
-        call = cast(Call, SimpleNamespace(question=question))
-        found = [
-            (cast(Entry, stored), Neighbour(stored.fingerprint, similarity), cast(Freshness, None))
-            for stored, similarity in near
-        ]
-        judgements, best = await self._judged(self._request, call, Embedding(vector, 0, False), found, self._control)
-        return judgements[best]
+        """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
+        embedding = Embedding(vector, 0, False)
+        scores = self._scorer.of(question, "", embedding, cast(Sequence[Near], near), self._control, self.entries)
+        if self._scorer.closer_look_is_due(scores):
+            await self._scorer.look_closer(scores)
+        return scores.chosen
 
 
 class Fixed(RouteControl):

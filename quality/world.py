@@ -28,7 +28,7 @@ class Plain:
     floor = 0.6
     prior = ((0.0, 0.0),)
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         return [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
@@ -70,12 +70,12 @@ class Opinions:
         if self._path is not None and self._path.exists():
             self._first, self._second = msgpack.unpackb(self._path.read_bytes(), use_list=False, strict_map_key=False)
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         keys = [_key(question, candidate) for candidate in candidates]
         new = [candidate for key, candidate in zip(keys, candidates, strict=True) if key not in self._first]
         if new:
             self.asked += len(new)
-            said = await self._verifier.opinions(question, new)
+            said = self._verifier.opinions(question, new)
             for candidate, opinion in zip(new, said, strict=True):
                 self._first[_key(question, candidate)] = _row(opinion)
         return [_opinion(self._first[key]) for key in keys]

@@ -50,8 +50,18 @@ def test_a_row_shows_the_median_ratio_of_its_rounds_and_its_mark() -> None:
     lines = measured.lines()
     (ours,) = (line for line in lines if line.startswith("exact hit @this"))
     assert ours.split()[6:8] == ["0.70", "0.60-1.20"]
-    assert ours.endswith("x fixed: held")
+    assert ours.endswith("x fixed 0.70: MISSED")
     assert "exact hit, 1: CPU 0.50 of before's (0.50 to 1.00)" in lines
+
+
+def test_a_row_with_all_on_is_compared_with_the_row_with_less() -> None:
+    measured = Measured(["this"])
+    for less, more in ((100, 110), (50, 70), (100, 120)):
+        measured.note("exact hit", "this", 1, load(less))
+        measured.note("exact hit, all on", "this", 1, load(more))
+    (ours,) = (line for line in measured.lines() if line.startswith("exact hit, all on"))
+    assert ours.endswith("x the row with less on 1.20: held")
+    assert "exact hit" in [row.name for row in chosen(["exact hit, all on"])]
 
 
 def test_streams_have_as_many_events_as_their_rows_say() -> None:

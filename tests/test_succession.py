@@ -361,20 +361,20 @@ async def test_what_the_server_lets_go_leaves_both_indexes(start: Start, monkeyp
             assert gone not in await space.index.fingerprints()
 
 
-def noting(made: dict[bytes, str], embed: Callable[[Any, str], Awaitable[Embedding]]) -> Any:
+def noting(made: dict[bytes, str], embed: Callable[[Any, str, str], Awaitable[Embedding]]) -> Any:
     """With each vector, in `made`, by whom it was made."""
 
-    async def embedded(self: Embedder, text: str) -> Embedding:
-        found = await embed(self, text)
+    async def embedded(self: Embedder, text: str, owner: str = "") -> Embedding:
+        found = await embed(self, text, owner)
         made[found.vector.tobytes()] = self.fingerprint
         return found
 
     return embedded
 
 
-def noting_at_hand(made: dict[bytes, str], at_hand: Callable[[Any, str], Embedding | None]) -> Any:
-    def embedded(self: Embedder, text: str) -> Embedding | None:
-        found = at_hand(self, text)
+def noting_nowait(made: dict[bytes, str], embed: Callable[[Any, str, str], Embedding | None]) -> Any:
+    def embedded(self: Embedder, text: str, owner: str = "") -> Embedding | None:
+        found = embed(self, text, owner)
         if found is not None:
             made[found.vector.tobytes()] = self.fingerprint
         return found
@@ -390,11 +390,11 @@ async def test_vectors_of_two_models_are_never_compared(
     made: dict[bytes, str] = {}
     met: dict[Any, set[str]] = defaultdict(set)
     add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift
-    at_hand = FaissIndex.at_hand
+    search_nowait = FaissIndex.search_nowait
 
-    def searched_at_once(self: FaissIndex, scope: str, vector: Vector) -> list[Neighbour] | None:
+    def searched_at_once(self: FaissIndex, scope: str, vector: Vector, k: int) -> Sequence[Neighbour] | None:
         met[self].add(made[vector.tobytes()])
-        return at_hand(self, scope, vector)
+        return search_nowait(self, scope, vector, k)
 
     async def added(self: FaissIndex, fingerprint: str, scope: str, vector: Vector, expires: float) -> None:
         met[self].add(made[vector.tobytes()])
@@ -415,9 +415,9 @@ async def test_vectors_of_two_models_are_never_compared(
     for owner, name, replacement in (
         (BatchingEmbedder, "embed", noting(made, BatchingEmbedder.embed)),
         (ImmediateEmbedder, "embed", noting(made, ImmediateEmbedder.embed)),
-        (BatchingEmbedder, "at_hand", noting_at_hand(made, BatchingEmbedder.at_hand)),
-        (ImmediateEmbedder, "at_hand", noting_at_hand(made, ImmediateEmbedder.at_hand)),
-        (FaissIndex, "at_hand", searched_at_once),
+        (BatchingEmbedder, "embed_nowait", noting_nowait(made, BatchingEmbedder.embed_nowait)),
+        (ImmediateEmbedder, "embed_nowait", noting_nowait(made, ImmediateEmbedder.embed_nowait)),
+        (FaissIndex, "search_nowait", searched_at_once),
         (FaissIndex, "add", added), (FaissIndex, "search", searched), (FaissIndex, "near", looked),
         (Evidence, "shift", shifted),
     ):  # fmt: skip
@@ -488,12 +488,12 @@ async def test_lookups_stay_with_the_old_model_while_the_new_one_gives_no_vector
     monkeypatch.setattr("gateway.upkeep.migration.AWAY", 2)
     embed, away, tries = BatchingEmbedder.embed, asyncio.Event(), 0
 
-    async def sometimes(self: BatchingEmbedder, text: str) -> Embedding:
+    async def sometimes(self: BatchingEmbedder, text: str, owner: str = "") -> Embedding:
         nonlocal tries
         if not self.fingerprint.startswith("hash") and not away.is_set() and text in QUESTIONS:
             tries += 1
             raise EmbedderUnavailable("not now")
-        return await embed(self, text)
+        return await embed(self, text, owner)
 
     monkeypatch.setattr(BatchingEmbedder, "embed", sometimes)
     async with gateway_of(start(ONNX, HASH)) as served:

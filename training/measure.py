@@ -7,7 +7,6 @@ The pairs are a measuring stick only: nothing is fitted to them, and no threshol
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib
 import json
 import sys
@@ -31,7 +30,7 @@ PROMISES = (0.01, 0.02, 0.05)
 NEIGHBOURS, FLOOR, AUDITED = 4, 0.6, 0.05
 
 
-def judges(runner: asyncio.Runner) -> dict[str, tuple[Judge, PriorBands]]:
+def judges() -> dict[str, tuple[Judge, PriorBands]]:
     checks, learned = ThresholdVerifier(), LearnedVerifier(load_weights())
 
     def cosine(_: str, stored: Sequence[Candidate]) -> list[Opinion]:
@@ -39,8 +38,8 @@ def judges(runner: asyncio.Runner) -> dict[str, tuple[Judge, PriorBands]]:
 
     return {
         "cosine": (cosine, checks.prior),
-        "checks": (lambda asked, stored: runner.run(checks.opinions(asked, stored)), checks.prior),
-        "learned": (lambda asked, stored: runner.run(learned.opinions(asked, stored)), learned.prior),
+        "checks": (checks.opinions, checks.prior),
+        "learned": (learned.opinions, learned.prior),
     }
 
 
@@ -152,14 +151,13 @@ def main() -> None:
     tools, metrics = importlib.import_module("evaldata"), importlib.import_module("cache_metrics")
     encoder = Encoder(given.model)
     stream = Stream(tools.qqp_stream(), encoder)
-    with asyncio.Runner() as runner:
-        for name, (judge, prior) in judges(runner).items():
-            pairs(tools, metrics, encoder, name, judge)
-            found = [stream.run(judge, prior, promise) for promise in PROMISES]
-            for promise, rates in zip(PROMISES, found, strict=True):
-                print(f"{name}, promise {promise:.0%}: {rates}", flush=True)
-            for path in given.traps:
-                print(name, path.name, json.dumps(traps(path, encoder, judge, found[0].threshold)), flush=True)
+    for name, (judge, prior) in judges().items():
+        pairs(tools, metrics, encoder, name, judge)
+        found = [stream.run(judge, prior, promise) for promise in PROMISES]
+        for promise, rates in zip(PROMISES, found, strict=True):
+            print(f"{name}, promise {promise:.0%}: {rates}", flush=True)
+        for path in given.traps:
+            print(name, path.name, json.dumps(traps(path, encoder, judge, found[0].threshold)), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from training import wordings
 from training.encoder import Encoder
 from training.verifier import SEED, is_held_out
 
-NEIGHBOURS = 4  # as gateway.stages.semantic_lookup
+NEIGHBOURS = 4  # as gateway.cache.judged.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
@@ -87,7 +87,7 @@ async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opin
     """The best neighbour without a veto, as a route would choose it, and whether it was right."""
     found: list[tuple[Opinion, bool] | None] = []
     for each in requests:
-        opinions = await verifier.opinions(each.question, each.candidates)
+        opinions = verifier.opinions(each.question, each.candidates)
         free = [pair for pair in zip(opinions, each.right, strict=True) if pair[0].veto is None]
         found.append(max(free, key=lambda pair: pair[0].score, default=None))
     return found

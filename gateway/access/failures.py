@@ -7,9 +7,10 @@ that is set up wrongly and asks every 15 s (Prometheus) stays below it; a guesse
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
+
+from gateway.bounded_cache import BoundedCache
 
 BURST = 20
 INTERVAL_S = 3.0
@@ -21,19 +22,18 @@ class Failures:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._until: OrderedDict[str, float] = OrderedDict()  # by network: when its last failure is forgotten
+        # By network: when its last failure is forgotten.
+        self._until: BoundedCache[str, float] = BoundedCache(MAX_ADDRESSES)
 
     def wait_s(self, address: str) -> int | None:
         """Whole seconds until credentials of this address are looked at again; None: they are now."""
-        backlog_s = self._until.get(network_of(address), 0.0) - self._now()
+        backlog_s = (self._until.peek(network_of(address)) or 0.0) - self._now()
         over_s = backlog_s - (BURST - 1) * INTERVAL_S
         return max(1, math.ceil(over_s)) if over_s > 0 else None
 
     def failed(self, address: str) -> None:
         now, network = self._now(), network_of(address)
-        self._until[network] = max(now, self._until.pop(network, 0.0)) + INTERVAL_S
-        if len(self._until) > MAX_ADDRESSES:
-            self._until.popitem(last=False)
+        self._until.put(network, max(now, self._until.peek(network) or 0.0) + INTERVAL_S)
 
 
 def network_of(address: str) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.access.model import Key, KeyUnreadable, decode
 from gateway.access.permits import CONFIGURED, Permit
 from gateway.access.store import KeyStore
+from gateway.bounded_cache import BoundedCache
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
@@ -49,8 +49,8 @@ class Keyring:
         self._clock = clock
         self._telemetry = telemetry
         self._kept_s = kept_s
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._strangers: OrderedDict[str, _Known] = OrderedDict()
+        self._known: BoundedCache[str, _Known] = BoundedCache(MAX_KNOWN)
+        self._strangers: BoundedCache[str, _Known] = BoundedCache(MAX_STRANGERS)
         self._asking: dict[str, asyncio.Task[_Known]] = {}
         self._generation = 0
         self._version: bytes | None = None
@@ -68,7 +68,7 @@ class Keyring:
         configured = self._configured.get(digest)
         if configured is not None:
             return configured
-        known = self._known.get(digest)
+        known = self._known.peek(digest)
         if known is None or not isinstance(known.found, Permit) or not self.holds(known.found):
             return None
         return known.found
@@ -111,7 +111,7 @@ class Keyring:
         return generation == self._generation and self._clock.monotonic() - self._confirmed <= MAX_AGE_S
 
     async def _found(self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None) -> Found:
-        known = self._known.get(name) or self._strangers.get(name)
+        known = self._known.peek(name) or self._strangers.peek(name)
         if known is None or not self._sure(known.generation):
             known = await self._asked(name, ask, digest, known)
         if isinstance(known.found, str):
@@ -142,12 +142,9 @@ class Keyring:
         found = self._read(data, digest, generation)
         known = _Known(found, generation, asked)
         self._telemetry.key_lookups.add("absent" if found == "unknown" else "found")
-        among, most = (self._strangers, MAX_STRANGERS) if found == "unknown" else (self._known, MAX_KNOWN)
         for each in (self._known, self._strangers):
-            each.pop(name, None)
-        among[name] = known
-        if len(among) > most:
-            among.popitem(last=False)
+            each.pop(name)
+        (self._strangers if found == "unknown" else self._known).put(name, known)
         return known
 
     def _over(self, name: str, task: asyncio.Task[_Known]) -> None:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
 from gateway.ports import TextEncoder
 
 log = logging.getLogger(__name__)
+Key = tuple[str, str]
+"""Owner and text: what one owner asks is remembered, and shared, for that owner alone. Otherwise the time that an
+embedding takes would tell each tenant what the others have asked lately."""
 
 RECENT_TEXTS = 2048  # of 384 float32 with a short text: 4 MB
 RECENT_CHARACTERS = 2048  # longer texts are not kept: bounds the above to 20 MB at 4 bytes a character
@@ -29,17 +33,17 @@ CLOSE_TIMEOUT_S = 1.0  # blocks the loop: requests have been drained by then, so
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    text: str
+    key: Key
     answer: asyncio.Future[Embedding]
 
 
 class BatchingEmbedder:
     """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
 
-    `max_batch`: questions that are taken from the queue together, so that equal texts are encoded once. `at_once`: of
-    these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`: questions that
-    may wait. `timeout_s`: seconds that a caller waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers
-    are refused at once, until the worker answers again.
+    `max_batch`: questions that are taken from the queue together, so that equal texts of one owner are encoded once.
+    `at_once`: of these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`:
+    questions that may wait. `timeout_s`: seconds that a caller waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in
+    a row callers are refused at once, until the worker answers again.
     """
 
     def __init__(
@@ -59,23 +63,24 @@ class BatchingEmbedder:
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._queue: SimpleQueue[_Question | None] = SimpleQueue()
-        self._recent: OrderedDict[str, Embedding] = OrderedDict()
-        self._begun: dict[str, asyncio.Future[Embedding]] = {}
+        self._recent: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
+        self._begun: dict[Key, asyncio.Future[Embedding]] = {}
         self._timeouts = 0  # in a row, since the worker last answered
         self._closed = False
         # A daemon: a hung encoder must not keep the process from ending.
         self._worker = threading.Thread(target=self._work, name="embedder", daemon=True)
         self._worker.start()
 
-    async def embed(self, text: str) -> Embedding:
+    async def embed(self, text: str, owner: str = "") -> Embedding:
         """Raises `EmbedderUnavailable`: closed, queue full, encoder failed or too slow."""
-        if (known := self.at_hand(text)) is not None:
+        key = owner, text
+        if (known := self._recent.get(key)) is not None:
             return known
-        if (begun := self._begun.get(text)) is not None:
+        if (begun := self._begun.get(key)) is not None:
             answer = asyncio.shield(begun)  # others may wait for it, too
         else:
             self._refuse_if_hopeless()
-            answer = self._put(text)
+            answer = self._put(key)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await answer  # cancelled with its caller: the worker then leaves it out
@@ -83,26 +88,25 @@ class BatchingEmbedder:
             self._timeouts += 1
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
 
-    def at_hand(self, text: str) -> Embedding | None:
-        if (known := self._recent.get(text)) is not None:
-            self._recent.move_to_end(text)
-        return known
+    def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
+        return self._recent.get((owner, text))
 
-    def begin(self, text: str) -> None:
+    def begin(self, text: str, owner: str = "") -> None:
         """Implements `EagerEmbedder`. Only where no other text waits: those are asked for already."""
-        if text in self._recent or text in self._begun or self._closed or self._timeouts or not self._queue.empty():
+        key = owner, text
+        if key in self._recent or key in self._begun or self._closed or self._timeouts or not self._queue.empty():
             return
-        self._begun[text] = begun = self._put(text)
-        begun.add_done_callback(lambda _: self._forget(text))
+        self._begun[key] = begun = self._put(key)
+        begun.add_done_callback(lambda _: self._forget(key))
 
-    def _forget(self, text: str) -> None:
-        begun = self._begun.pop(text)
+    def _forget(self, key: Key) -> None:
+        begun = self._begun.pop(key)
         if not begun.cancelled():
             begun.exception()  # heard: nobody need have waited for it
 
-    def _put(self, text: str) -> asyncio.Future[Embedding]:
+    def _put(self, key: Key) -> asyncio.Future[Embedding]:
         answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Question(text, answer))
+        self._queue.put(_Question(key, answer))
         return answer
 
     def close(self) -> None:
@@ -133,9 +137,9 @@ class BatchingEmbedder:
 
     def _parts(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
         """Those of `at_once` different texts each, in the order in which these were asked first."""
-        asked: dict[str, list[_Question]] = {}
+        asked: dict[Key, list[_Question]] = {}
         for question in batch:
-            asked.setdefault(question.text, []).append(question)
+            asked.setdefault(question.key, []).append(question)
         same = list(asked.values())
         for at in range(0, len(same), self._at_once):
             yield [question for each in same[at : at + self._at_once] for question in each]
@@ -143,7 +147,7 @@ class BatchingEmbedder:
     def _answer(self, questions: Sequence[_Question]) -> bool:
         """False: the loop has been closed, nobody waits any more."""
         wanted = [question for question in questions if not question.answer.done()]
-        answer = self._encode(list(dict.fromkeys(question.text for question in wanted)))
+        answer = self._encode(list(dict.fromkeys(question.key for question in wanted)))
         try:
             # One wake-up of the loop a call of the encoder.
             questions[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
@@ -165,30 +169,28 @@ class BatchingEmbedder:
                 return batch, True
         return batch, False
 
-    def _encode(self, texts: Sequence[str]) -> dict[str, Embedding] | str:
-        """Each text with its embedding; or why there are none."""
-        if not texts:
+    def _encode(self, keys: Sequence[Key]) -> dict[Key, Embedding] | str:
+        """Each with its embedding; or why there are none."""
+        if not keys:
             return {}
         try:
-            return dict(zip(texts, self._encoder.encode(texts), strict=True))
+            return dict(zip(keys, self._encoder.encode([text for _, text in keys]), strict=True))
         except EmbedderUnavailable as error:  # an encoder over a network says so itself, once
             return str(error)
         except Exception as error:
             # The type alone: a message may quote the prompt.
-            log.error("the encoder failed on a batch of %d texts: %s", len(texts), type(error).__name__)
+            log.error("the encoder failed on a batch of %d texts: %s", len(keys), type(error).__name__)
             return "the encoder failed on this batch"
 
-    def _deliver(self, questions: Sequence[_Question], answer: dict[str, Embedding] | str) -> None:
+    def _deliver(self, questions: Sequence[_Question], answer: dict[Key, Embedding] | str) -> None:
         """On the loop. An answer of any kind shows that the worker is alive."""
         self._timeouts = 0
-        for text, embedding in ({} if isinstance(answer, str) else answer).items():
-            if len(text) <= RECENT_CHARACTERS:
-                self._recent[text] = embedding
-        while len(self._recent) > RECENT_TEXTS:
-            self._recent.popitem(last=False)
+        for key, embedding in ({} if isinstance(answer, str) else answer).items():
+            if len(key[1]) <= RECENT_CHARACTERS:
+                self._recent.put(key, embedding)
         self._tell(deque(questions), answer)
 
-    def _tell(self, left: deque[_Question], answer: dict[str, Embedding] | str) -> None:
+    def _tell(self, left: deque[_Question], answer: dict[Key, Embedding] | str) -> None:
         """One caller a turn of the loop: what each then does takes up to a millisecond, and what has come for others
         meanwhile is read between two turns."""
         while left:
@@ -198,7 +200,7 @@ class BatchingEmbedder:
             if isinstance(answer, str):
                 question.answer.set_exception(EmbedderUnavailable(answer))
             else:
-                question.answer.set_result(answer[question.text])
+                question.answer.set_result(answer[question.key])
             if left:
                 question.answer.get_loop().call_soon(self._tell, left, answer)
             return

@@ -85,17 +85,13 @@ class FaissIndex:
         return bool(self._rebuilder.asked)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
-        if not self.add_at_hand(fingerprint, scope, vector):
-            await self._there(lambda: self._add(fingerprint, scope, vector))
-
-    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
         self._check(vector)
         partition, known = self._contents.partitions.get(scope), self._contents.ids
         brief = partition is None or partition.brief or (isinstance(partition, FlatPartition) and partition.room > 0)
-        if not brief or fingerprint in known or len(known) >= self._max_entries or not self._owner.enter():
-            return False
-        self._here(self._add, fingerprint, scope, vector)
-        return True
+        if brief and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
+            self._here(self._add, fingerprint, scope, vector)
+        else:
+            await self._there(lambda: self._add(fingerprint, scope, vector))
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
@@ -120,7 +116,7 @@ class FaissIndex:
             return self._here(self._contents.search, scope, vector, k)
         return await self._there(lambda: self._contents.search(scope, vector, k))
 
-    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
+    def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
         contents = self._contents
         partition = contents.partitions.get(scope)
         if partition is None:
@@ -128,7 +124,7 @@ class FaissIndex:
         if not partition.brief or not self._owner.enter():
             return None
         try:
-            return contents.nearest(partition, vector)
+            return contents.nearest(partition, vector) if k == 1 else contents.search(scope, vector, k)
         except FAILURES:  # `search` says so
             return None
         finally:

@@ -9,7 +9,7 @@ from itertools import count
 from math import ceil
 
 from gateway.errors import BackendFull
-from gateway.messages import Request
+from gateway.messages import RequestContext
 from gateway.ports import Clock, Crowd
 from gateway.precedence import Priority, Shed
 from gateway.routing.limit import Limit
@@ -29,7 +29,7 @@ class Place:
         self.asked = asked  # monotonic clock
         self.lasting = False  # held for as long as a connection, which says nothing of how long others hold one
 
-    def answered(self, request: Request, status: int) -> None:
+    def answered(self, request: RequestContext, status: int) -> None:
         """The answer begins. A backend that refuses for load (503; 429 is for an account's limit) says more than its
         latency does, and other errors come sooner than answers: neither counts as one."""
         call, gate = request.call, self._gate
@@ -37,7 +37,7 @@ class Place:
             return
         if status == 503:
             gate.dropped(self.asked)
-        elif status < 400 and call is not None:  # what paths that no dialect knows take, nobody can compare
+        elif status < 400 and call is not None and gate.adaptive:  # paths that no dialect knows cannot be compared
             gate.answered((call.operation, call.stream), self.asked)
 
     def overdue(self) -> None:
@@ -57,11 +57,13 @@ class Gate:
 
     def __init__(self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool) -> None:
         self._backend = backend
+        self.adaptive = adaptive
         self._limit = Limit(ceiling, adaptive=adaptive)
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._waiting = Waiting()
         self._turnover = Turnover()
+        self._held = self._turnover.held
         self._turns: dict[Ticket, asyncio.Future[float]] = {}  # of all who wait -> when it was given
         self._numbers = count()
         self.inflight = 0
@@ -80,35 +82,27 @@ class Gate:
     def _free(self) -> bool:
         return not self._turns and self.inflight < self._limit.value
 
-    def take(self) -> bool:
-        """A place at once, where one is free and nobody waits. It is given back by `relayed`, or is a `Place` then."""
+    def try_enter(self) -> Place | None:
+        """A place at once; None where none is free, or others wait."""
         if self._turns or self.inflight >= self._limit.value:
-            return False
+            return None
         self.inflight += 1
-        return True
-
-    def relayed(self, kind: Hashable | None, asked: float, began: float, now: float) -> None:
-        """A place that was taken at `asked` by `take` is given back, with an answer that began then. `kind` None: what
-        paths that no dialect knows take, nobody can compare."""
-        if kind is not None:
-            self._limit.answered(kind, asked, began, self.inflight)
-        self._turnover.held(now - asked, now)
-        self.inflight -= 1
-        if self._turns:
-            self._admit()
-
-    async def enter(self, request: Request) -> Place:
-        """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
-        if not self.take():
-            with request.trace.span("queue"):
-                await self._wait(request)
         return Place(self, self._clock.monotonic())
+
+    async def enter(self, request: RequestContext) -> Place:
+        """Raises `BackendFull` (another backend may be asked) when there is no place in time."""
+        place = self.try_enter()
+        if place is None:
+            with request.timed("queue"):
+                await self._wait(request)
+            place = Place(self, self._clock.monotonic())
+        return place
 
     def left(self, asked: float | None) -> None:
         """`asked`: None where the time says nothing of others."""
         if asked is not None:
             now = self._clock.monotonic()
-            self._turnover.held(now - asked, now)
+            self._held(now - asked, now)
         self.inflight -= 1
         if self._turns:
             self._admit()
@@ -121,7 +115,7 @@ class Gate:
     def dropped(self, asked: float) -> None:
         self._limit.dropped(asked)
 
-    async def _wait(self, request: Request) -> None:
+    async def _wait(self, request: RequestContext) -> None:
         now = self._clock.monotonic()
         patience, deadline = now + self._max_wait_s, request.due
         ticket = Ticket(request.priority, min(patience, deadline), next(self._numbers), request.tenant)

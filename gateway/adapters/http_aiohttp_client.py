@@ -26,9 +26,9 @@ class AiohttpClient:
         self._session = session
 
     async def ask(self, request: Outward, due: float) -> HttpAnswer:
-        headers, body = request.headers, request.body
+        headers, body = [*request.headers, *request.more], request.body
         if request.length is not None and not isinstance(body, bytes):
-            headers = [*headers, ("Content-Length", str(request.length))]
+            headers.append(("Content-Length", str(request.length)))
         url, connection = URL(self._origin + request.target, encoded=True), Connection()
         attempt = partial(
             self._session.get().request, request.method, url, headers=headers, data=body or None, allow_redirects=False
@@ -57,6 +57,8 @@ class AiohttpClient:
 
 class _Answer:
     """Implements `HttpAnswer`."""
+
+    memo = None
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import orjson
 from yarl import URL
 
-from gateway.adapters.gate import Gate
+from gateway.adapters.gate import Gate, Place
 from gateway.adapters.gated import Gated
 from gateway.adapters.http_base_url import BaseUrl
-from gateway.adapters.http_client import HttpAnswer, HttpClient, Outward
-from gateway.adapters.http_exchange import MAX_WHOLE_BYTES, Exchange
+from gateway.adapters.http_client import HttpAnswer, HttpClient, Opening, Outward
+from gateway.adapters.http_exchange import MAX_WHOLE_BYTES, Exchange, is_event_stream
 from gateway.adapters.http_headers import (
     NOT_RETURNED,
     NOT_SENT,
@@ -24,21 +24,19 @@ from gateway.adapters.http_headers import (
     own_headers,
     translated_headers,
 )
-from gateway.adapters.http_own_client import OwnClient
 from gateway.adapters.http_session import Session
 from gateway.adapters.http_tensors import about_a_model, in_stored_form
 from gateway.adapters.http_translation import in_the_clients_dialect
 from gateway.adapters.http_websocket import HttpWebSocket, open_websocket
 from gateway.config.backends import Timeouts
-from gateway.credentials import SECRET
+from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import MODELS, understands
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest
 from gateway.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.http1.heads import header_lines, request_head
-from gateway.messages import Begun, Call, Request, Response, Tunnel, Whole
+from gateway.messages import Call, RequestContext, Response, Tunnel, Whole
 from gateway.ports import Clock, Outgoing, Translated
 from gateway.routing.naming import ModelNames
 from gateway.routing.retry import IDEMPOTENT
@@ -86,35 +84,82 @@ class HttpBackend(Gated):
         self._clock = clock
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
-    async def send(self, request: Request) -> Response:
-        call = request.call
-        translated = None if call is None or understands(self.speaks, call.dialect) else self._translated(call)
-        if call is None and request.headers.get("upgrade", "").lower() == "websocket":
-            upgraded = await self._websocket(request)
-            if upgraded is not None:
-                return upgraded
-        begun = request.begun
-        place = await self._gate.enter(request) if begun is None else begun.place
+    async def send(self, request: RequestContext) -> Response:
+        """Raises `BadRequest` where it cannot be said to this endpoint."""
+        call, translated = request.call, None
+        if call is not None:
+            translated = None if understands(self.speaks, call.dialect.name) else self._translated(call)
+        elif request.headers.get("upgrade", "").lower() == "websocket":
+            # Without the upgrade where the endpoint does not take it up: the client gets what it says to that.
+            socket = await self._websocket(request)
+            if socket is not None:
+                return socket
+        elif request.body_source.taken is None:  # no place is taken before its body is here, or past what is buffered
+            await request.body_source.buffer()
+        place = self._gate.try_enter() or await self._gate.enter(request)
         try:
             sent = self.outward(request, translated)
-            asked = await self._ask(request, sent, begun)
+            answer = await self._client.ask(sent, self._due_of(request, sent))
         except BaseException as error:
-            if isinstance(error, BackendError) and error.status == 504:
+            failure = self._failure(error)
+            if isinstance(failure, BackendError) and failure.status == 504:
                 place.overdue()
             place.leave()
-            raise
-        place.answered(request, asked.status)
-        exchange = Exchange(self.name, asked, place, self._timeouts, self._returned)
+            if failure is error:
+                raise
+            raise failure from None
+        place.answered(request, answer.status)
+        response = await self._read(request, answer, place)
+        if answer.status == NOT_FOUND and call is not None:
+            self._base.not_found(request, sent, response)
+        if translated is not None:
+            return await in_the_clients_dialect(self.name, response, translated)
+        return response if call is None or not call.dialect.reforms else in_stored_form(self.name, call, response)
+
+    async def _read(self, request: RequestContext, answer: HttpAnswer, place: Place) -> Response:
+        """From its first byte, or whole."""
+        parse, memo = request.call is not None, answer.memo
+        if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.noted)):
+            headers = memo.get(parse) if memo is not None else None
+            response = Response(answer.status, headers or self._headers_of(answer, parse=parse), Whole(answer.take()))
+            answer.close()
+            place.leave()
+            return response
+        exchange = Exchange(self.name, answer, place, self._timeouts, request.upstream_deadline)
         try:
-            answer = await exchange.answer(parse=call is not None)
-            if asked.status == NOT_FOUND and call is not None:
-                self._base.not_found(request, sent, answer)
-            if translated is not None:
-                return await in_the_clients_dialect(self.name, answer, translated)
-            return answer if call is None else in_stored_form(self.name, call, answer)
+            return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
         except BaseException:
             exchange.close()
             raise
+
+    def _headers_of(self, answer: HttpAnswer, *, parse: bool) -> tuple[tuple[str, str], ...]:
+        """Those that go on. What passes through undecoded keeps its length; of an answer to HEAD it is all there is of
+        the body."""
+        headers = tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
+        length = None if parse else answer.noted.get("content-length")
+        if length is not None:
+            headers += (("Content-Length", length),)
+        if answer.memo is not None:
+            answer.memo[parse] = headers
+        return headers
+
+    def _due_of(self, request: RequestContext, sent: Outward) -> float:
+        """When its answer is to begin, by the event loop's time. `timeouts.total` is that of all attempts together."""
+        uploads = request.call is None and sent.body != b""
+        now = asyncio.get_running_loop().time()
+        if now >= request.upstream_deadline:
+            said = f"backend '{self.name}' was not called: the request has used up its time (timeouts.total)"
+            raise BackendError(said, status=504, retryable=False, sent=False)
+        request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
+        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """What a call has failed with, as the pipeline knows it; `error` itself where it does."""
+        if isinstance(error, TimedOut | ConnectTimedOut):
+            return BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=error.sent)
+        if isinstance(error, ExchangeFailed):
+            return BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent)
+        return BadRequest(str(error)) if isinstance(error, ValueError) else error
 
     def _translated(self, call: Call) -> Translated:
         """Raises `BadRequest`."""
@@ -123,9 +168,8 @@ class HttpBackend(Gated):
             raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
         return translation(call, model=self._models.sent_for(call.model), created=int(self._clock.wall()))
 
-    async def _websocket(self, request: Request) -> Response | None:
-        """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8): it is then asked without,
-        so that the client gets what it says to that."""
+    async def _websocket(self, request: RequestContext) -> Response | None:
+        """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8)."""
         place = await self._gate.enter(request)
         place.lasting = True
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
@@ -143,19 +187,22 @@ class HttpBackend(Gated):
             raise
         return Response(101, (), Tunnel(HttpWebSocket(socket, place)))
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         place = await self._gate.enter(request)
         try:
             headers = self._headers(request, foreign=self._theirs(request))
-            answer = await self._ask(request, self._listing(headers, ALL_MODELS.get(self.speaks, "")))
+            listing = self._listing(headers, ALL_MODELS.get(self.speaks, ""))
+            answer = await self._client.ask(listing, self._due(self._timeouts.first_byte))
             try:
                 listed = orjson.loads(await self._whole(answer))
             finally:
                 answer.close()
             if answer.status == 200:
                 return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
-        except (orjson.JSONDecodeError, KeyError, TypeError, ExchangeFailed):
+        except (orjson.JSONDecodeError, KeyError, TypeError):
             pass
+        except (ExchangeFailed, ValueError) as error:
+            raise self._failure(error) from None
         finally:
             place.leave()
         raise BackendError(f"backend '{self.name}' does not list its models")
@@ -185,38 +232,39 @@ class HttpBackend(Gated):
     def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
         return Outward("GET", self.target(MODELS, query), headers)
 
-    async def _ask(self, request: Request, sent: Outward, begun: Begun | None = None) -> HttpAnswer:
-        """Status and headers of the answer. Raises `BackendError`, and what the request's body raises."""
-        uploads = request.call is None and sent.body != b""
-        try:
-            if begun is not None:
-                return await begun.resumed(sent, begun.due)
-            return await self._client.ask(sent, self._due(self.first_byte_s(uploads=uploads)))
-        except (TimedOut, ConnectTimedOut) as error:
-            said = f"backend '{self.name}' sent no answer in time"
-            raise BackendError(said, status=504, sent=error.sent) from None
-        except ExchangeFailed as error:
-            raise BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent) from None
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
-
-    def outward(self, request: Request, translated: Translated | None = None) -> Outward:
+    def outward(self, request: RequestContext, translated: Translated | None = None) -> Outward:
         """As `send` sends it. Raises `BadRequest`."""
-        call, headers = request.call, self._headers(request, foreign=translated is not None)
+        call = request.call
         if call is None:
-            return self._passed_on(request, headers)
-        sent = self._outgoing(request, call) if translated is None else translated.outgoing
-        if sent.headers:
-            instead = {name.lower() for name, _ in sent.headers}
-            headers = [*(h for h in headers if h[0].lower() not in instead), *sent.headers]
-        query = request.query if translated is None else ""
-        return Outward(request.method, self.target(sent.path, query), headers, sent.body)
+            return self._passed_on(request)
+        if translated is not None:
+            sent = translated.outgoing
+            headers = self._headers(request, foreign=True)
+            return Outward(request.method, self.target(sent.path, ""), _instead(headers, sent.headers), sent.body)
+        sent = self._outgoing(request, call)
+        if sent.headers or sent.path != request.path:
+            headers = _instead(self._headers(request), sent.headers)
+            return Outward(request.method, self.target(sent.path, request.query), headers, sent.body)
+        target, headers, opening = request.head.upstream.get(self) or self._usual(request)
+        more = request.upstream_trace_headers()
+        return Outward(request.method, target, headers, sent.body, None, True, more, opening)
 
-    def _passed_on(self, request: Request, headers: list[tuple[str, str]]) -> Outward:
+    def _usual(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
+        """What all requests with its head are sent with: the target, and the headers but for those that trace it."""
+        headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
+        usual = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
+        return usual
+
+    def _passed_on(self, request: RequestContext) -> Outward:
         """What no dialect knows. A body that is on its way goes on as it comes."""
-        source, method = request.source, request.method
+        source, method = request.body_source, request.method
+        body = source.taken
+        if body is not None and self.speaks != "kserve":
+            target, headers, opening = request.head.upstream.get(self) or self._usual(request)
+            more, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
+            return Outward(method, target, headers, body, None, repeatable, more, opening)
         path = about_a_model(request.path, self._models) if self.speaks == "kserve" else request.path
-        target, body = self.target(path, request.query), source.taken
+        target, headers = self.target(path, request.query), self._headers(request)
         if body is not None:
             return Outward(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
         length = request.headers.get("content-length", "")
@@ -226,19 +274,20 @@ class HttpBackend(Gated):
     def _due(self, limit_s: float) -> float:
         return asyncio.get_running_loop().time() + limit_s
 
-    def _outgoing(self, request: Request, call: Call) -> Outgoing:
+    def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
         model, kept = self._models.sent_for(call.model), bool(request.fingerprint) or request.metered
         return call.dialect.outgoing(request.path, call, model=model, kept=kept)
 
-    def _theirs(self, request: Request) -> bool:
+    def _theirs(self, request: RequestContext) -> bool:
         """Whether a request that no dialect reads comes from a client of another one."""
         return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
 
-    def _headers(self, request: Request, *, foreign: bool = False) -> list[tuple[str, str]]:
+    def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
         """`foreign`: they are another dialect's, and are put in words of this one."""
         read_here = request.call is not None  # the answer will be, and the request's body was already decoded
         passing = self._sent_when_read if read_here else self._sent
-        headers = passing.of(request.headers.items(), named_by_connection(request.headers))
+        given = request.upstream_headers()
+        headers = passing.of(given.items(), named_by_connection(given))
         if foreign:
             headers = translated_headers(headers, self.speaks)
         return headers + self._added(headers, read_here=read_here)
@@ -247,44 +296,8 @@ class HttpBackend(Gated):
         added = own_headers(headers, self.speaks, self._api_key)
         return [*added, ("Accept-Encoding", "identity")] if read_here else added
 
-    # What is sent in one step, see `gateway.backends.direct_call`.
 
-    def read(self, answer: HttpAnswer) -> Response:
-        """What `send` makes of a whole answer to a call, with status 200 and no stream, that is kept as it was sent."""
-        headers = self._returned.of(answer.headers, answer.noted.get("connection"))
-        return Response(200, tuple(headers), Whole(answer.take()))
-
-    # What is sent without the stages, see `gateway.data_port.straight`.
-
-    @property
-    def kept_connections(self) -> OwnClient | None:
-        """None: its client does not say."""
-        return self._client if isinstance(self._client, OwnClient) else None
-
-    @property
-    def gate(self) -> Gate:
-        return self._gate
-
-    @property
-    def timeouts(self) -> Timeouts:
-        return self._timeouts
-
-    def first_byte_s(self, *, uploads: bool) -> float:
-        """How long it may take to begin its answer. `uploads`: what no dialect knows has a body."""
-        return self._timeouts.total if uploads else self._timeouts.first_byte
-
-    def model_for(self, asked: str) -> str | None:
-        """None: the client's own name stays."""
-        return self._models.sent_for(asked)
-
-    def head(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], *, read_here: bool
-    ) -> tuple[bytes, bytes]:
-        """The head of a request as `send` writes it, in two parts: the client's headers that trace it go between them,
-        and what frames it behind them. `headers`: without either. Raises `BadRequest`, `ValueError`."""
-        client = self.kept_connections
-        assert client is not None
-        kept = (self._sent_when_read if read_here else self._sent).of(headers.items(), named_by_connection(headers))
-        path = path if read_here or self.speaks != "kserve" else about_a_model(path, self._models)
-        before = request_head(method, self.target(path, query), client.authority, kept, "")
-        return before[:-2], header_lines(self._added(kept, read_here=read_here)).encode("utf-8", "surrogateescape")
+def _instead(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`headers` with `others` in place of those of the same names."""
+    names = {name.lower() for name, _ in others}
+    return [*(header for header in headers if header[0].lower() not in names), *others]

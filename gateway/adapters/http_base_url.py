@@ -9,7 +9,7 @@ from yarl import URL
 from gateway.adapters.http_client import Outward
 from gateway.dialects.base_url import EXPECTED, about_a_model, ends_in_version
 from gateway.errors import BadRequest
-from gateway.messages import Request, Response, Whole
+from gateway.messages import RequestContext, Response, Whole
 
 LOG = logging.getLogger("nearhit")
 
@@ -34,12 +34,12 @@ class BaseUrl:
         below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
 
-    def not_found(self, request: Request, sent: Outward, answer: Response) -> None:
+    def not_found(self, request: RequestContext, sent: Outward, answer: Response) -> None:
         """A call was answered by 404. Said once: it is wrong, or right, for all of them."""
         body = answer.body
         if not self._doubtful or not isinstance(body, Whole) or about_a_model(body.data):
             return
         self._doubtful = False
         asked = self.origin + sent.target.partition("?")[0]  # clients may have keys in their queries
-        fields = {**request.named, "backend": self._backend, "asked": asked, "expected": EXPECTED}
+        fields = {**request.log_fields, "backend": self._backend, "asked": asked, "expected": EXPECTED}
         LOG.warning("the backend has no such path: is its base URL wrong?", extra={"fields": fields})

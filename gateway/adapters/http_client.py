@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class Opening:
+    """The part of a request's head that many requests share, as a client has written it: `None` before the first."""
+
+    __slots__ = ("written",)
+
+    def __init__(self) -> None:
+        self.written: bytes | None = None
 
 
 class Outward(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
-    `repeatable`: it may be sent once more where the server closes a kept connection without a word."""
+    `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
+    by all requests of this method, target and headers, which then differ in `more` headers, body and length alone."""
 
     method: str
     target: str  # path and query, as they are to be sent
@@ -16,6 +26,8 @@ class Outward(NamedTuple):
     body: bytes | AsyncIterator[bytes] = b""
     length: int | None = None
     repeatable: bool = True
+    more: Sequence[tuple[str, str]] = ()  # headers
+    opening: Opening | None = None
 
 
 class HttpAnswer(Protocol):
@@ -31,6 +43,10 @@ class HttpAnswer(Protocol):
     @property
     def noted(self) -> Mapping[str, str]:
         """Of the headers those in `gateway.http1.heads.NOTED`, by their names in small letters."""
+
+    @property
+    def memo(self) -> dict[bool, Any] | None:
+        """Shared by answers with the same headers, for what follows from these; None: nobody knows of others."""
 
     @property
     def whole(self) -> bool:

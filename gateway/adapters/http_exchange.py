@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 
 from gateway.adapters.gate import Place
 from gateway.adapters.http_client import HttpAnswer
-from gateway.adapters.http_headers import Passing
 from gateway.adapters.sse import SSEParser
 from gateway.config.backends import Timeouts
 from gateway.errors import BackendError, StreamBroken
@@ -24,22 +23,22 @@ MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, a
 class Exchange:
     """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
 
-    def __init__(self, name: str, answer: HttpAnswer, place: Place, timeouts: Timeouts, returned: Passing) -> None:
+    def __init__(self, name: str, answer: HttpAnswer, place: Place, timeouts: Timeouts, deadline: float) -> None:
+        """`deadline`: event loop time, for the end of the body: that of all attempts together."""
         self._name = name
-        self._returned = returned
         self._answer = answer
         self._place = place
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeouts.total
+        self._deadline = deadline
 
-    async def answer(self, *, parse: bool) -> Response:
+    async def answer(self, headers: tuple[tuple[str, str], ...], *, parse: bool) -> Response:
+        """`headers`: those of it that go on; `parse`: it answers a call that a dialect has read."""
         answer = self._answer
-        first = answer.take() if answer.whole else await self._first()  # as a rule a short one is, with its head
-        noted, headers = answer.noted, tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
+        first = answer.take() if answer.whole else await self._first()
         if not parse:
-            return Response(answer.status, headers + _length(noted), self._opaque(first))
-        if is_event_stream(noted) and answer.status == 200:
+            return Response(answer.status, headers, self._opaque(first))
+        if is_event_stream(answer.noted) and answer.status == 200:
             parser = SSEParser()
             return Response(answer.status, headers, EventStream(self._flow(first, parser.feed, parser.close)))
         data, complete = (first, True) if answer.at_end else await self._collect(first)
@@ -51,7 +50,7 @@ class Exchange:
     async def _first(self) -> bytes:
         """The first piece of the body; empty where there is none."""
         try:
-            return await self._answer.read(self._loop.time() + self._timeouts.first_byte)
+            return await self._answer.read(min(self._loop.time() + self._timeouts.first_byte, self._deadline))
         except TimedOut:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except ExchangeFailed as error:
@@ -183,9 +182,3 @@ def is_event_stream(noted: Mapping[str, str]) -> bool:
     """Whether the body is server-sent events that can be read here: compressed ones go through."""
     kind = noted.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "text/event-stream" and noted.get("content-encoding", "identity") == "identity"
-
-
-def _length(noted: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What passes through undecoded keeps its length; of an answer to HEAD it is all there is of the body."""
-    length = noted.get("content-length")
-    return () if length is None else (("Content-Length", length),)

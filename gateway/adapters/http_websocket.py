@@ -9,7 +9,7 @@ from aiohttp import ClientWSTimeout, WSMsgType
 from yarl import URL
 
 from gateway.adapters.gate import Place
-from gateway.messages import Closing, Frame, Request
+from gateway.messages import Closing, Frame, RequestContext
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 HEARTBEAT_S = 30.0  # a backend that does not answer a ping within half of it is gone
@@ -51,7 +51,7 @@ class HttpWebSocket:
 
 
 async def open_websocket(
-    session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: Request
+    session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: RequestContext
 ) -> aiohttp.ClientWebSocketResponse:
     """Raises what `aiohttp` raises; `WSServerHandshakeError` where the backend answers something else."""
     offered = request.headers.get("sec-websocket-protocol", "")

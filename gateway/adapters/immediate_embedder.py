@@ -20,7 +20,7 @@ class ImmediateEmbedder:
         self._encoder = encoder
         self._closed = False
 
-    async def embed(self, text: str) -> Embedding:
+    async def embed(self, text: str, owner: str = "") -> Embedding:
         """Raises `EmbedderUnavailable`: closed, or the encoder failed."""
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
@@ -30,7 +30,7 @@ class ImmediateEmbedder:
             LOG.error("the encoder failed on a text: %s", type(error).__name__)  # a message may quote the prompt
             raise EmbedderUnavailable("the encoder failed on this text") from None
 
-    def at_hand(self, text: str) -> Embedding | None:
+    def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         try:
             return None if self._closed else self._encoder.encode_one(text)
         except Exception:  # `embed` says what is wrong

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from pymilvus import DataType, MilvusClient
 
 from gateway.adapters.milvus_server import MilvusServer
 from gateway.background import Background
+from gateway.bounded_cache import BoundedCache
 from gateway.errors import IndexUnavailable
 from gateway.messages import Neighbour, Vector
 from gateway.ports import Clock, StoredVector
@@ -63,7 +63,7 @@ class MilvusIndex:
         self._clock = clock
         self._server = MilvusServer(url, token, timeout_s=timeout_s, clock=clock, prepare=self._prepare)
         self._size = 0
-        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # scope -> entries, when counted
+        self._counts: BoundedCache[str, tuple[int, float]] = BoundedCache(MAX_SCOPES)  # scope -> entries, when counted
         self._counting = Background(MAX_COUNTS)
 
     @property
@@ -96,18 +96,16 @@ class MilvusIndex:
         return False  # who would follow the store has to be told, and of a shared index nobody does
 
     def count(self, scope: str) -> int:
-        return self._counts.get(scope, (0, 0.0))[0]
+        return (self._counts.peek(scope) or (0, 0.0))[0]
 
-    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
-        return False  # as `at_hand`
-
-    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
+    def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
         return None  # it is asked over a network
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         self._check(vector)
-        if scope in self._counts:
-            if self._clock.monotonic() - self._counts[scope][1] > COUNT_S:
+        counted = self._counts.get(scope)
+        if counted is not None:
+            if self._clock.monotonic() - counted[1] > COUNT_S:
                 self._counting.start(scope, self._count(scope))
             found = await self._search(scope, vector, k)
         else:  # thresholds go by the count: nothing is found before there is one
@@ -200,16 +198,14 @@ class MilvusIndex:
 
     async def _count(self, scope: str) -> None:
         count = await self._server.call(partial(self._how_many, _of(scope)))
-        self._counts[scope] = count, self._clock.monotonic()
-        self._counts.move_to_end(scope)
-        if len(self._counts) > MAX_SCOPES:
-            self._counts.popitem(last=False)
+        self._counts.put(scope, (count, self._clock.monotonic()))
 
     def _counted(self, scope: str, more: int) -> None:
         """Between two counts; one that was there before counts twice until the next one."""
-        if scope in self._counts:
-            count, at = self._counts[scope]
-            self._counts[scope] = count + more, at
+        counted = self._counts.peek(scope)
+        if counted is not None:
+            count, at = counted
+            self._counts.put(scope, (count + more, at))
 
     async def _pages(self, *fields: str) -> AsyncIterator[list[Row]]:
         """Everything, page by page: each is a call of its own."""

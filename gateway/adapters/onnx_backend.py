@@ -23,7 +23,7 @@ from gateway.config.backends import Timeouts
 from gateway.dialects.kserve_message import Inference
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.errors import BackendError, BadRequest, NotFound, StreamBroken, Unfit
-from gateway.messages import Call, Event, EventStream, Request, Response, Vector, Whole
+from gateway.messages import Call, Event, EventStream, RequestContext, Response, Vector, Whole
 from gateway.ports import Clock, TextAnswer
 
 # Of protocols that have no translation and give a prompt: what is called the same everywhere.
@@ -59,7 +59,7 @@ class OnnxBackend(Gated):
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
         self._worker = Worker(name)
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RequestContext) -> Response:
         call = request.call
         if call is None and isinstance(self._model, Graph):
             told = self._model.about(request.method, request.path)
@@ -80,7 +80,7 @@ class OnnxBackend(Gated):
             place.leave()
         return response
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         return [{"id": self._shown, "object": "model", "created": 0, "owned_by": "onnx"}]
 
     async def ready(self) -> bool:
@@ -89,7 +89,7 @@ class OnnxBackend(Gated):
     async def close(self) -> None:
         self._worker.close()
 
-    def _answering(self, request: Request, call: Call) -> Callable[[Place], Awaitable[Response]]:
+    def _answering(self, request: RequestContext, call: Call) -> Callable[[Place], Awaitable[Response]]:
         """What is to be done once there is a place. Raises `Unfit`."""
         if isinstance(self._model, Vectors):
             return partial(self._embed, request, call, self._vector_steps(self._model, call))
@@ -127,7 +127,7 @@ class OnnxBackend(Gated):
 
         return steps
 
-    async def _embed(self, request: Request, call: Call, steps: Steps[Vector], place: Place) -> Response:
+    async def _embed(self, request: RequestContext, call: Call, steps: Steps[Vector], place: Place) -> Response:
         found: list[Vector] = []
         async with aclosing(self._worker.begin(steps)) as work, self._in_time(self._timeouts.total):
             async for vector in work:
@@ -136,7 +136,7 @@ class OnnxBackend(Gated):
         body = call.dialect.embedding_answer(call, [vector.tolist() for vector in found], model=call.model)
         return Response(200, JSON, Whole(body))
 
-    async def _infer(self, request: Request, call: Call, steps: Steps[bytes], place: Place) -> Response:
+    async def _infer(self, request: RequestContext, call: Call, steps: Steps[bytes], place: Place) -> Response:
         async with aclosing(self._worker.begin(steps)) as work, self._in_time(self._timeouts.first_byte):
             answer = await anext(work)
         place.answered(request, 200)
@@ -145,7 +145,7 @@ class OnnxBackend(Gated):
         return Response(200, OCTETS, Whole(answer))
 
     async def _write(
-        self, request: Request, call: Call, steps: Steps[Piece], answer: TextAnswer, place: Place
+        self, request: RequestContext, call: Call, steps: Steps[Piece], answer: TextAnswer, place: Place
     ) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         pieces = self._pieces(self._worker.begin(steps))

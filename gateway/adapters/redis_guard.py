@@ -70,34 +70,18 @@ class Guard:
         self._breaker.succeeded()
         return reply
 
-    def begin(self, *words: Word) -> asyncio.Future[Any]:
-        """As `ask`, for who has no task to wait in: `outcome` of the future, once it is done, is the reply."""
-        if self._line is None:
-            return asyncio.ensure_future(self.ask(*words))
-        self._admit()
-        return self._line.ask(words, self._timeout_s)
-
-    def begin_packed(self, command: bytes) -> asyncio.Future[Any]:
-        """As `begin`, of a command as it goes over the wire, to one server. Where the reply is that a script is
-        `unknown`, it is to be `run`."""
+    async def ask_packed(self, command: bytes) -> Any:
+        """As `ask`, of a command as it goes over the wire, to one server. None where the server does not know the
+        script that it names."""
         assert self._line is not None
         self._admit()
-        return self._line.ask(command, self._timeout_s)
-
-    def unknown(self, begun: asyncio.Future[Any]) -> bool:
-        if begun.cancelled() or not isinstance(begun.exception(), NoScriptError):
-            return False
-        self._breaker.succeeded()  # it answers: what is run next is not kept from a server that was started anew
-        return True
-
-    def outcome(self, begun: asyncio.Future[Any]) -> Any:
-        """To be asked for once. Raises `StoreUnavailable`."""
         try:
-            reply = begun.result()
+            reply = await self._line.ask(command, self._timeout_s)
+        except NoScriptError:
+            reply = None  # it answers
         except (RedisError, OSError) as error:
             raise self._failed(error) from None
-        if self._line is not None:
-            self._breaker.succeeded()
+        self._breaker.succeeded()
         return reply
 
     async def look(self, *words: Word, timeout_s: float) -> Any:

@@ -6,7 +6,6 @@ together; a sorted set by expiry lists them, so that no command ever walks keys 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -84,39 +83,26 @@ class RedisStore:
             return None
         return entry if entry.fingerprint == fingerprint else None
 
-    def seek(self, fingerprint: str) -> asyncio.Future[Any]:
-        return self._guard.begin("HGET", self.names.entry(fingerprint), "record")
-
-    def sought(self, found: asyncio.Future[Any]) -> bytes | None:
-        record = self._guard.outcome(found)
-        return record if isinstance(record, bytes) else None
-
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
-        name = entry.fingerprint
-        if not await self.run(PUT, self.names.of_put(name), self._arguments(entry, vector, lease)):
+        if not await self._put(entry, vector, lease):
             return False
         if self.journal is not None:
-            await self.tell_apart(_kind(vector), name)
-        if vector is not None and self._told is not None:
-            self._told(name)
-        return True
-
-    def begin_put(self, entry: Entry, vector: Vector | None) -> asyncio.Future[Any]:
-        if self.names.tags or self.journal is not None:  # others are told, and a cluster is asked over redis-py
-            return asyncio.ensure_future(self.put(entry, vector))
-        embedder = b"" if vector is None else self._embedder
-        written = self._written(entry, vector)
-        return self._guard.begin_packed(packed_put(entry.fingerprint, entry.scope, *written, embedder))
-
-    def was_put(self, entry: Entry, vector: Vector | None, begun: asyncio.Future[Any]) -> bool:
-        if self.names.tags or self.journal is not None:
-            return bool(begun.result())
-        if self._guard.unknown(begun):
-            return False
-        self._guard.outcome(begun)
+            await self.tell_apart(_kind(vector), entry.fingerprint)
         if vector is not None and self._told is not None:
             self._told(entry.fingerprint)
         return True
+
+    async def _put(self, entry: Entry, vector: Vector | None, lease: int) -> bool:
+        if lease or self.names.tags or self.journal is not None:
+            names = self.names.of_put(entry.fingerprint)
+            return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
+        # To one server, with nobody to be told: the same script, as a command that is packed at once.
+        embedder, written = b"" if vector is None else self._embedder, self._written(entry, vector)
+        packed = packed_put(entry.fingerprint, entry.scope, *written, embedder)
+        if await self._guard.ask_packed(packed) is not None:
+            return True
+        names = self.names.of_put(entry.fingerprint)
+        return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
 
     def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
         """Of `PUT`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.cache.learned import LearnedVerifier
 from gateway.errors import ModelAway
@@ -51,7 +51,7 @@ class ThoroughVerifier:
         self.prior: PriorBands = first.prior
         self.floor = first.floor
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> Coroutine[Any, Any, list[Opinion]]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         return self._first.opinions(question, candidates)
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:

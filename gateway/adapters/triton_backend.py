@@ -21,7 +21,7 @@ from gateway.adapters.triton_tensors import TensorCalls
 from gateway.adapters.written_answers import JSON, written_answer
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
-from gateway.messages import Call, Event, Request, Response, Whole
+from gateway.messages import Call, Event, RequestContext, Response, Whole
 from gateway.observing.trace_context import metadata_of
 from gateway.ports import Clock, Condition, TextAnswer
 from gateway.routing.naming import ModelNames
@@ -70,7 +70,7 @@ class TritonBackend(Gated):
         self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
         super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RequestContext) -> Response:
         call = request.call
         if call is None:
             return await self._tensor_calls.about(request)
@@ -96,7 +96,7 @@ class TritonBackend(Gated):
             place.leave()
         return response
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         names = [*self._models.known, self._embedding_model]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
 
@@ -111,7 +111,7 @@ class TritonBackend(Gated):
         await self._client.close()
         await self._tensor_calls.close()
 
-    async def _generate(self, request: Request, call: Call, place: Place) -> Response:
+    async def _generate(self, request: RequestContext, call: Call, place: Place) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
@@ -145,11 +145,11 @@ class TritonBackend(Gated):
             yield event
 
     async def _pieces(
-        self, name: str, model: Described, inputs: list[triton.InferInput], request: Request
+        self, name: str, model: Described, inputs: list[triton.InferInput], request: RequestContext
     ) -> AsyncGenerator[_Piece, None]:
         """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
         `StreamBroken` after it. Closing it cancels the inference."""
-        headers = metadata_of(request.headers)
+        headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
             async with self.hosted.in_time(self._timeouts.first_byte):
                 result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
@@ -194,7 +194,7 @@ class TritonBackend(Gated):
             output_tokens=_scalar(result, OUTPUT_TOKENS),
         )
 
-    async def _embed(self, request: Request, call: Call) -> Response:
+    async def _embed(self, request: RequestContext, call: Call) -> Response:
         if self._embedding_model is None:
             raise NotFound(f"backend '{self.name}' has no embedding model")
         if not call.questions:
@@ -204,7 +204,9 @@ class TritonBackend(Gated):
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
         async with self.hosted.in_time(self._timeouts.first_byte):
-            result = await self._client.infer(self._embedding_model, [texts], headers=metadata_of(request.headers))
+            result = await self._client.infer(
+                self._embedding_model, [texts], headers=metadata_of(request.upstream_headers())
+            )
         vectors = result.as_numpy(self._tensors.embedding)
         if vectors is None:
             raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")

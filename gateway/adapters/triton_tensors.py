@@ -25,7 +25,7 @@ from gateway.config.backends import Timeouts
 from gateway.dialects.kserve import PATH, model_in
 from gateway.dialects.kserve_message import Inference, pack
 from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
 from gateway.observing.trace_context import metadata_of
 from gateway.ports import Condition
 from gateway.routing.naming import ModelNames
@@ -66,7 +66,7 @@ class TensorCalls:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def infer(self, request: Request, call: Call, place: Place) -> Response:
+    async def infer(self, request: RequestContext, call: Call, place: Place) -> Response:
         """Of a client that takes several answers a stream, which holds the place at the gate until its end.
 
         Raises `BackendError` before the first answer."""
@@ -84,7 +84,7 @@ class TensorCalls:
         except TimeoutError:
             raise BackendError(f"backend '{self._name}' sent no answer in time", status=504) from None
 
-    async def about(self, request: Request) -> Response:
+    async def about(self, request: RequestContext) -> Response:
         """What the server, or a model, says of itself, in the JSON of its HTTP port. Raises `NotFound`."""
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
@@ -99,12 +99,12 @@ class TensorCalls:
             return Response(200 if value else 400, JSON, Whole(b""))
         return Response(200, JSON, Whole(orjson.dumps(value)))
 
-    async def _whole(self, message: Any, request: Request) -> Response:
+    async def _whole(self, message: Any, request: RequestContext) -> Response:
         async with asyncio.timeout(self._timeouts.first_byte):
             answer = await self._stub.ModelInfer(message, metadata=_metadata(request))
         return Response(200, OCTETS, Whole(self._packed(answer)))
 
-    async def _stream(self, message: Any, request: Request, place: Place) -> Response:
+    async def _stream(self, message: Any, request: RequestContext, place: Place) -> Response:
         message.parameters[EMPTY_FINAL].bool_param = True  # so that its end is known
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
@@ -159,7 +159,7 @@ class TensorCalls:
         except (Malformed, BadRequest) as error:
             raise BackendError(f"backend '{self._name}': {error}", retryable=False) from None
 
-    async def _asked(self, request: Request) -> Any:
+    async def _asked(self, request: RequestContext) -> Any:
         """None where nothing stands behind the path; a bool for what is good or not."""
         path, method = request.path, request.method
         if method == "POST" and path == "/v2/repository/index":
@@ -201,8 +201,8 @@ class TensorCalls:
         return Response(status, JSON, Whole(orjson.dumps({"error": details})))
 
 
-def _metadata(request: Request) -> tuple[tuple[str, str], ...]:
-    return tuple(metadata_of(request.headers).items())
+def _metadata(request: RequestContext) -> tuple[tuple[str, str], ...]:
+    return tuple(metadata_of(request.upstream_headers()).items())
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

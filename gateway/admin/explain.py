@@ -12,14 +12,12 @@ from aiohttp import web
 from gateway.admin.answers import json_answer
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.explained import ExplainedPair, Look, explained
-from gateway.cache.feedback import relation_of
-from gateway.cache.framed import of_what_varies
-from gateway.cache.judged import VERBATIM, Judged, judged, same_words
-from gateway.cache.templates import varying
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.scoring import Scorer, floor_of
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Embedding, Entry
 from gateway.policy.model import Policy, Semantic
-from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier
+from gateway.ports import Candidate, Embedder, Opinion, Verifier
 from gateway.spaces import Spaces
 
 PATH = "/admin/cache/explain"
@@ -71,51 +69,27 @@ async def explain_pair(
     """As the semantic lookup would judge it, were `pair.stored` all that is stored: counterexamples belong to an entry,
     and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
     # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
-    embedded = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
-    candidate = Candidate(pair.stored, _similarity(*embedded))
-    acceptance = rule.acceptance
-    plain = acceptance.min_similarity
+    asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
+    entry, similarity = _entry(pair), _similarity(asked, stored)
     look = Look(
         route=route,
-        acceptance=acceptance,
+        acceptance=rule.acceptance,
         verifier=verifier.basis,
-        floor=verifier.floor if plain is None else plain,
+        floor=floor_of(rule.acceptance, verifier),
         features={},
         labels=control.labels,
-        truncated=any(embedding.partial for embedding in embedded),
+        partial=asked.why_partial or stored.why_partial,
     )
-
-    vector = embedded[0].vector
-    shift = control.shift(vector)
-
-    def held(opinion: Opinion) -> Judged:
-        relation = relation_of("", pair.asked, "")
-        return judged(_entry(pair), relation, vector, candidate.similarity, opinion, control, acceptance, shift=shift)
-
-    if look.truncated:  # bounds what the verifier reads, too
-        first = held(Opinion(candidate.similarity, 0.0))
+    near, scorer = [(entry, similarity)], Scorer(verifier, embedder, rule.acceptance, Counterexamples())
+    if look.partial is not None:  # bounds what the verifier reads, too
+        first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return explained(first, first, look)
-    look = replace(look, features=verifier.features(pair.asked, candidate))
-    first = held(await _first(pair, candidate, acceptance, verifier))
-    if plain is not None or first.verbatim or candidate.similarity < look.floor:
-        return explained(first, first, look)
-    if first.gray:
-        look = replace(look, second=await verifier.second_opinion(pair.asked, candidate, first.opinion))
-    last = look.second
-    parts = varying(pair.asked, pair.stored, [pair.stored])
-    if parts is not None and not parts.same and first.opinion.veto is None:
-        look = replace(look, framed=True)
-        last = await of_what_varies(parts, last or first.opinion, embedder, verifier)
-    return explained(first, first if last is None else held(last), look)
-
-
-async def _first(pair: Pair, candidate: Candidate, acceptance: Acceptance, verifier: Verifier) -> Opinion:
-    if acceptance.min_similarity is not None:
-        return Opinion(candidate.similarity, candidate.similarity)
-    if same_words(pair.asked, pair.stored):
-        return VERBATIM
-    (opinion,) = await verifier.opinions(pair.asked, [candidate])
-    return opinion
+    look = replace(look, features=verifier.features(pair.asked, Candidate(pair.stored, similarity)))
+    scores = scorer.of(pair.asked, "", asked, near, control, 0)
+    first = scores.chosen
+    if similarity >= look.floor and scorer.closer_look_is_due(scores):
+        await scorer.look_closer(scores)
+    return explained(first, scores.chosen, replace(look, second=scores.second, framed=scores.parts is not None))
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.backends.lane import Lane, asked_of
 from gateway.backends.outcomes import Outcome, again, let_go
 from gateway.background import held
-from gateway.messages import Request
-from gateway.messages.values import value
+from gateway.messages import RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.breaker import State
@@ -22,11 +21,11 @@ from gateway.routing.retry import Again
 
 RECALL_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
 
-Ask = Callable[[Lane, Request], Coroutine[Any, Any, Outcome]]
+Ask = Callable[[Lane, RequestContext], Coroutine[Any, Any, Outcome]]
 Choose = Callable[[Sequence[Lane]], Lane]
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """An upstream, and what came of it."""
 
@@ -45,11 +44,11 @@ class Hedging:
         self._budget = HedgeBudget(rules.budget)
         self._ending: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
 
-    def delay_s(self, lane: Lane, request: Request) -> float | None:
+    def delay_s(self, lane: Lane, request: RequestContext) -> float | None:
         """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
         each call, before it is sent: the budget grows by it."""
         asked = asked_of(request.call, request.route)
-        if asked is None or not hedgeable(request.call, unasked=request.unasked):
+        if asked is None or not hedgeable(request.call, unasked=request.internal):
             return None
         self._budget.asked()
         now, until = self._clock.monotonic(), request.due
@@ -58,11 +57,11 @@ class Hedging:
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
 
-    async def asked(self, ask: Ask, lane: Lane, request: Request, delay: float, choose: Choose) -> list[Asked]:
+    async def asked(self, ask: Ask, lane: Lane, request: RequestContext, delay: float, choose: Choose) -> list[Asked]:
         """Asks `lane`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
         the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
         end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
-        started, before = self._clock.monotonic(), request.trace.spans.get("upstream", 0.0)
+        started, before = self._clock.monotonic(), request.timings.get("upstream", 0.0)
         race, came = _Race(ask, request), list[Asked]()
         try:
             race.join(lane)
@@ -74,10 +73,10 @@ class Hedging:
             ending = held(self._ending, _ended(race, came))
             await asyncio.shield(ending)  # who is cancelled once more does not wait for it, and it goes on
             raise
-        # The second call's time is in a trace of its own: here it would count twice what both took at once.
-        elsewhere = self._clock.monotonic() - started - (request.trace.spans.get("upstream", 0.0) - before)
+        # The second call's time is in a request of its own: here it would count twice what both took at once.
+        elsewhere = self._clock.monotonic() - started - (request.timings.get("upstream", 0.0) - before)
         if came[-1].lane is not lane and elsewhere > 0:
-            request.trace.add("upstream", elsewhere)
+            request.add_time("upstream", elsewhere)
         return came
 
     async def _against(self, race: _Race, other: Lane) -> list[Asked]:
@@ -94,7 +93,7 @@ class Hedging:
         finally:
             self._telemetry.hedges.add(outcome)
 
-    def _another(self, lane: Lane, request: Request, choose: Choose) -> Lane | None:
+    def _another(self, lane: Lane, request: RequestContext, choose: Choose) -> Lane | None:
         now = self._clock.monotonic()
         others = [
             other
@@ -123,7 +122,7 @@ async def _ended(race: _Race, came: Sequence[Asked]) -> None:
 class _Race:
     """Calls on their way at once, each in a task of its own."""
 
-    def __init__(self, ask: Ask, request: Request) -> None:
+    def __init__(self, ask: Ask, request: RequestContext) -> None:
         self._ask = ask
         self._request = request
         self._lanes: dict[asyncio.Task[Outcome], Lane] = {}  # in the order in which they were asked
@@ -134,8 +133,8 @@ class _Race:
         return not any(task.done() for task in self._lanes)
 
     def join(self, lane: Lane, *, apart: bool = False) -> None:
-        """`apart`: with a trace of its own."""
-        request = replace(self._request, trace=self._request.trace.apart("hedge")) if apart else self._request
+        """`apart`: with timings of its own."""
+        request = self._request.child("hedge") if apart else self._request
         self._lanes[asyncio.create_task(self._ask(lane, request))] = lane
 
     async def pause(self, seconds: float) -> None:

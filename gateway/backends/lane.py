@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from types import TracebackType
 
-from gateway.backends.noted import noted, outcome_of
 from gateway.backends.outcomes import failed
-from gateway.errors import BackendError, GivenUp, ModelDown, StreamBroken
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
 from gateway.flow import Tap, tapped, with_end
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
+from gateway.observing.metrics import Tally
 from gateway.observing.telemetry import Telemetry
-from gateway.observing.traced import UpstreamCall
+from gateway.observing.traced import BROKEN, UpstreamCall
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
 from gateway.routing.breaker import Breaker, State
@@ -60,19 +61,6 @@ class Upstream:
     own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A call on its way."""
-
-    asked: Asked | None
-    pace: PeakEwma | None
-    load: int  # calls ahead of it
-    at: float  # monotonic clock
-    first: float | None = None  # when its first byte came
-    told: bool = False  # whether the book knows what came of it, or need not
-    noted: UpstreamCall | None = None  # where its request is traced
-
-
 class Lane:
     """All routes share it: what one of them learns of an upstream holds for the others."""
 
@@ -83,12 +71,17 @@ class Lane:
         self.breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
-        self._telling = 0  # those of them from which latencies are learnt
+        self.telling = 0  # those of them from which latencies are learnt
         self.waits = Waits()
         self.opened: Callable[[], None] = lambda: None  # told when the breaker opens
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
-        self._clock = clock
-        self._telemetry = telemetry
+        self.clock = clock
+        self.telemetry = telemetry
+        self.compared = False  # its failures are, with those of its backend's other upstreams
+        # Books a call from here on: to be used as a context manager around the call.
+        self.attempt: Callable[[RequestContext], Attempt] = partial(Attempt, self)
+        self._answers: dict[tuple[int, bool], Tally] = {}  # by status, and whether the answer came at once
+        self.heeded: Sequence[tuple[str, str]] | None = None  # the last headers that said nothing of limits
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
         """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
@@ -117,180 +110,220 @@ class Lane:
     def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
         """What it would take now. None while nothing recent is known, `UNTOLD` while somebody is finding out."""
         known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
-        return UNTOLD if known is None and self._telling > 0 else known
-
-    # Calls that are sent without `call`, see `gateway.data_port.straight`.
-
-    def plain(self, tenant: str, now: float) -> bool:
-        """Whether nothing speaks against asking it, nor did of late."""
-        return not self.breaker.failures and not (self.waits.until and self.told_to_wait_s(tenant, now))
-
-    def sets_out(self, asked: Asked | None) -> int:
-        """A call is sent, which ends with `relayed`, or goes on in `call`, after `handed_on`. -> calls ahead of it."""
-        ahead = self.load
-        self.load += 1
-        if asked is not None:
-            self._telling += 1
-        return ahead
-
-    def handed_on(self, asked: Asked | None) -> None:
-        self.load -= 1
-        if asked is not None:
-            self._telling -= 1
-
-    def relayed(self, asked: Asked | None, pace: PeakEwma | None, load: int, at: float, now: float) -> None:
-        """A call that was sent `at` then has its answer, of status 200, whole: as `call` but for metrics."""
-        self.load -= 1
-        self.record.add(ok=True, now=now)
-        if self.breaker.failures:
-            self.breaker.succeeded(asked_at=at)
-        seconds = now - at
-        if pace is not None:
-            pace.observe(seconds, now)
-        if asked is not None:
-            self._telling -= 1
-            self.latency.observe(asked, load=load, ttft_s=seconds, total_s=seconds, output_tokens=0, now=now)
-
-    def given_up(self, asked: Asked | None, pace: PeakEwma | None, load: int, at: float, now: float) -> None:
-        """A call that was sent `at` is given up before its first byte, so it took longer than that."""
-        self.handed_on(asked)
-        if pace is not None:
-            pace.outlasted(now - at, now)
-        if asked is not None:
-            self.latency.outlasted(asked, load=load, seconds=now - at, now=now)
+        return UNTOLD if known is None and self.telling > 0 else known
 
     def heed(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
         """What an answer says of the limits of an account: they are of that account. What an upstream cannot do at all
         (503) is the same for all."""
         limits = limits_in(headers)
-        seconds = wait_s(status, limits, self._clock.wall()) if limits else 0.0
+        seconds = wait_s(status, limits, self.clock.wall()) if limits else 0.0
+        self.heeded = None if limits else headers
         if seconds > 0:
             account = "" if self.upstream.own_account or status == 503 else tenant
             self.waits.add(account, now + seconds)
 
-    async def call(self, request: Request, patience_s: float | None = None) -> Response:
-        """Sends the call and keeps the books. Raises `BackendError` where it fails before its first byte, `GivenUp`
-        where that takes longer than `patience_s`."""
-        call, begun = request.call, request.begun
-        now = self._clock.monotonic() if begun is None else begun.at
-        load = self.load if begun is None else begun.load
-        sent = _Sent(asked_of(call, request.route), self.pace_of(call), load, now)
-        if request.trace.traced is not None:
-            request, sent.noted = noted(request, request.trace.traced, self.upstream, now)
-        self.sets_out(sent.asked)
+    def count(self, status: int, seconds: float, *, whole: bool) -> None:
+        """An answer has begun, `seconds` after the call; `whole`: it was over with that."""
+        tally = self._answers.get((status, whole))
+        if tally is None:
+            name, telemetry = self.backend.name, self.telemetry
+            times = [(telemetry.backend_ttft_seconds, (name,))]
+            if whole:
+                times.append((telemetry.backend_seconds, (name,)))
+            tally = self._answers[status, whole] = Tally([(telemetry.backend_requests, (name, str(status)))], [times])
+        tally.add(seconds)
+
+    async def call(self, request: RequestContext, timeout_s: float | None = None) -> Response:
+        """Sends the call. Raises `BackendError` where it fails before its first byte, `GivenUp` where that takes longer
+        than `timeout_s`."""
+        with self.attempt(request) as attempt:
+            answer = self.backend.send(request)
+            return attempt.answered(await (answer if timeout_s is None else self._within(answer, timeout_s)))
+
+    async def _within(self, answer: Awaitable[Response], timeout_s: float) -> Response:
         try:
-            try:
-                response = await (self.backend.send(request) if patience_s is None else self._soon(request, patience_s))
-            finally:
-                request.trace.since("upstream", now)
-            return self._began(request, sent, response)
-        except BaseException as error:
-            self._failed(request, sent, error)
-            raise
-
-    def _failed(self, request: Request, sent: _Sent, error: BaseException) -> None:
-        """Before the first byte."""
-        if isinstance(error, BackendError):
-            if failed(error):
-                self._fared(sent, self._clock.monotonic(), ok=False)
-            if isinstance(error, ModelDown):
-                self.breaker.eject(self._clock.monotonic())
-            self._telemetry.backend_requests.add(self.backend.name, outcome_of(error))
-        late = isinstance(error, BackendError) and error.status == 504
-        sent.told = not (late or isinstance(error, asyncio.CancelledError))
-        if sent.noted is not None:
-            sent.noted.error = outcome_of(error)
-        self._over(request, sent)
-
-    def _began(self, request: Request, sent: _Sent, response: Response) -> Response:
-        """With the first byte, which of a short answer is the last one too."""
-        name, telemetry, body = self.backend.name, self._telemetry, response.body
-        sent.first = now = self._clock.monotonic()
-        telemetry.backend_ttft_seconds.observe(now - sent.at, name)
-        telemetry.backend_requests.add(name, str(response.status))
-        self._fared(sent, now, ok=response.status < 500)
-        self.heed(request.tenant, response.status, response.headers, now)
-        if sent.noted is not None:
-            sent.noted.answered(now, response)
-        if sent.pace is not None and response.status < 400:
-            sent.pace.observe(now - sent.at, now)
-        if isinstance(body, Whole):
-            self._complete(sent, now, now, pieces=0, ok=response.status == 200)
-            self._over(request, sent)
-            return response
-        if isinstance(body, EventStream):
-            response = replace(response, body=EventStream(tapped(body.events, self._timing(sent, now))))
-        else:
-            sent.told = True
-        return with_end(response, partial(self._over, request, sent))
-
-    async def _soon(self, request: Request, patience_s: float) -> Response:
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self.backend.send(request)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             raise GivenUp(f"backend '{self.backend.name}' took too long for the request's deadline") from None
 
-    def _fared(self, sent: _Sent, now: float, *, ok: bool) -> None:
-        self.record.add(ok=ok, now=now)
-        if ok:
-            self.breaker.succeeded(asked_at=sent.at)
-            return
-        before = self.breaker.state(now)
-        self.breaker.failed(now, asked_at=sent.at)
-        if before is State.CLOSED and self.breaker.state(now) is not State.CLOSED:
-            self.opened()
 
-    def _timing(self, sent: _Sent, first: float) -> Tap[Event]:
-        pieces, noted = 0, sent.noted
+class Attempt:
+    """One call to an upstream, from before it is sent to its last byte: what it tells of latencies, of the upstream's
+    health and of the load on it. It ends with `answered`, whose body then tells its end, or with `failed`."""
+
+    __slots__ = ("_lane", "_load", "_pace", "_request", "_settled", "_tells", "at", "first", "span")
+
+    def __init__(self, lane: Lane, request: RequestContext) -> None:
+        call = request.call
+        self._lane = lane
+        self._request = request
+        self._tells = call is not None and call.operation != "embeddings"  # latencies are learnt from it
+        self._pace = None if call is None else lane.pace_of_kind((call.operation, call.stream))
+        self._load = lane.load  # calls ahead of it
+        self._settled = False  # whether latencies have been learnt from it, or cannot be
+        self.at = lane.clock.monotonic()
+        self.first: float | None = None  # when its first byte came
+        self.span: UpstreamCall | None = (
+            None if request.traced is None else upstream_span(request, lane.upstream, self.at)
+        )
+        lane.load += 1
+        if self._tells:
+            lane.telling += 1
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Before the first byte."""
+        lane = self._lane
+        self._request.since("upstream", self.at)
+        if isinstance(error, BackendError):
+            if failed(error):
+                self._judge(lane.clock.monotonic(), ok=False)
+            if isinstance(error, ModelDown):
+                lane.breaker.eject(lane.clock.monotonic())
+            lane.telemetry.backend_requests.add(lane.backend.name, outcome_of(error))
+        late = isinstance(error, BackendError) and error.status == 504
+        self._settled = not (late or isinstance(error, asyncio.CancelledError))
+        if self.span is not None:
+            self.span.error = outcome_of(error)
+        self._over()
+
+    def answered(self, response: Response) -> Response:
+        """With the first byte, which of a short answer is the last one too. -> the answer, whose body tells its end."""
+        lane, body, status, request = self._lane, response.body, response.status, self._request
+        self.first = now = request.since("upstream", self.at)
+        whole = isinstance(body, Whole)
+        lane.count(status, now - self.at, whole=whole)
+        if status >= 500 or lane.compared or lane.breaker.failures:
+            self._judge(now, ok=status < 500)
+        if response.headers is not lane.heeded:
+            lane.heed(request.tenant, status, response.headers, now)
+        if self.span is not None:
+            self.span.answered(now, response)
+        if self._pace is not None and status < 400:
+            self._pace.observe(now - self.at, now)
+        if whole:
+            self._settled = True
+            if self._tells and status == 200 and lane.latency.wants(now):
+                self._learn(now, now, pieces=0)
+            self._over()
+            return response
+        if isinstance(body, EventStream):
+            body = EventStream(tapped(body.events, self._timing(now)))
+            response = Response(status, response.headers, body, response.provenance)
+        else:
+            self._settled = True
+        return with_end(response, self._over)
+
+    def _judge(self, now: float, *, ok: bool) -> None:
+        """What this says of the upstream's health."""
+        lane = self._lane
+        if lane.compared:
+            lane.record.add(ok=ok, now=now)
+        if ok:
+            lane.breaker.succeeded(asked_at=self.at)
+            return
+        before = lane.breaker.state(now)
+        lane.breaker.failed(now, asked_at=self.at)
+        if before is State.CLOSED and lane.breaker.state(now) is not State.CLOSED:
+            lane.opened()
+
+    def _timing(self, first: float) -> Tap[Event]:
+        pieces, span = 0, self.span
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
             nonlocal pieces
             pieces += len(events)
-            if noted is not None:
+            if span is not None:
                 for event in events:
-                    noted.saw(event.data)
+                    span.saw(event.data)
             return events
 
         def ended() -> None:
-            self._complete(sent, first, self._clock.monotonic(), pieces=pieces, ok=True)
+            now = self._lane.clock.monotonic()
+            self._lane.telemetry.backend_seconds.observe(now - self.at, self._lane.backend.name)
+            self._settled = True
+            if self._tells and self._lane.latency.wants(now):
+                self._learn(first, now, pieces=pieces)
 
         def broke(error: StreamBroken) -> None:
-            sent.told = True  # that says nothing of how long it would have taken
-            if noted is not None:
-                noted.error = outcome_of(error)
+            self._settled = True  # that says nothing of how long it would have taken
+            if span is not None:
+                span.error = outcome_of(error)
 
         return Tap(saw, ended, broke)
 
-    def _complete(self, sent: _Sent, first: float, now: float, *, pieces: int, ok: bool) -> None:
-        """`pieces`: events of a stream; models send a token in each, or nearly."""
-        self._telemetry.backend_seconds.observe(now - sent.at, self.backend.name)
-        sent.told = True
-        if not ok or sent.asked is None:
-            return
-        streamed = pieces > 0
-        self.latency.observe(
-            sent.asked if sent.asked.stream is streamed else sent.asked._replace(stream=streamed),
-            load=sent.load,
-            ttft_s=first - sent.at,
-            total_s=now - sent.at,
+    def _learn(self, first: float, now: float, *, pieces: int) -> None:
+        """With its last byte. `pieces`: events of a stream; models send a token in each, or nearly."""
+        features, streamed = asked_of(self._request.call, self._request.route), pieces > 0
+        assert features is not None  # as it tells
+        self._lane.latency.observe(
+            features if features.stream is streamed else features._replace(stream=streamed),
+            load=self._load,
+            ttft_s=first - self.at,
+            total_s=now - self.at,
             output_tokens=pieces,
             now=now,
         )
 
-    def _over(self, request: Request, sent: _Sent) -> None:
+    def _over(self) -> None:
         """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
-        self.handed_on(sent.asked)
-        now = self._clock.monotonic()
-        if sent.noted is not None and request.trace.traced is not None:
-            sent.noted.over = now
-            request.trace.traced.ended(sent.noted)
-        if sent.first is None and sent.pace is not None:
-            sent.pace.outlasted(now - sent.at, now)
-        if sent.told or sent.asked is None:
+        lane, request = self._lane, self._request
+        lane.load -= 1
+        if self._tells:
+            lane.telling -= 1
+        if self._settled and self.span is None and self.first is not None:
             return
-        first = None if sent.first is None else sent.first - sent.at
-        self.latency.outlasted(sent.asked, load=sent.load, seconds=now - sent.at, now=now, ttft_s=first)
+        now = lane.clock.monotonic()
+        if self.span is not None and request.traced is not None:
+            self.span.over = now
+            request.traced.ended(self.span)
+        if self.first is None and self._pace is not None:
+            self._pace.outlasted(now - self.at, now)
+        features = None if self._settled else asked_of(request.call, request.route)
+        if features is not None:
+            first = None if self.first is None else self.first - self.at
+            lane.latency.outlasted(features, load=self._load, seconds=now - self.at, now=now, ttft_s=first)
+
+
+def upstream_span(request: RequestContext, upstream: Upstream, at: float) -> UpstreamCall:
+    """The span of a call that is sent `at`, and the parent of what the upstream traces."""
+    call, before = request.call, request.upstream_call
+    sent = None if call is None or upstream.models is None else upstream.models.sent_for(call.model)
+    request.upstream_call = span = UpstreamCall(
+        backend=upstream.backend.name,
+        provider=upstream.provider,
+        address=upstream.address,
+        model="" if call is None else sent or call.model,
+        call=call,
+        attempt=1 if before is None else before.attempt + 1,
+        purpose=request.purpose,
+        started=at,
+    )
+    return span
+
+
+def outcome_of(error: BaseException) -> str:
+    """The label `outcome` of a call that gave no whole answer, and its `error.type`."""
+    if isinstance(error, BackendFull):
+        return "full"
+    if isinstance(error, GivenUp):
+        return "given_up"
+    if isinstance(error, Unfit):
+        return "unfit"
+    if isinstance(error, BackendError):
+        return "timeout" if error.status == 504 else "error"
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    return BROKEN if isinstance(error, StreamBroken) else "error"
 
 
 def in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:

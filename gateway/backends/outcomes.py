@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, Unfit
-from gateway.messages import Request, Response
+from gateway.messages import RequestContext, Response
 from gateway.routing.retry import IDEMPOTENT, Again, after_answer, after_failure
 
 Outcome = Response | BackendError
 
 
-def again(outcome: Outcome, request: Request, *, waits: bool) -> Again:
+def again(outcome: Outcome, request: RequestContext, *, waits: bool) -> Again:
     """Who may be asked after it. `waits`: the upstream said when it wants to be asked again."""
     if isinstance(outcome, Response):
         whom, sent = after_answer(outcome.status, waits=waits), True
@@ -34,7 +34,7 @@ def failed(outcome: Outcome) -> bool:
     return not isinstance(outcome, BackendFull | GivenUp | Unfit)
 
 
-def repeatable(request: Request, *, sent: bool = True) -> bool:
+def repeatable(request: RequestContext, *, sent: bool = True) -> bool:
     """Calls that a dialect knows change nothing upstream, unless they are stateful. What passes through may: it is
     repeated only where that is harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where
     nothing of it was sent."""
@@ -42,7 +42,7 @@ def repeatable(request: Request, *, sent: bool = True) -> bool:
         return True
     if request.call is not None:
         return not request.call.stateful
-    return request.method in IDEMPOTENT and request.source.replayable
+    return request.method in IDEMPOTENT and request.body_source.replayable
 
 
 def cost_nothing(outcome: Outcome) -> bool:

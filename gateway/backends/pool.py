@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.backends.ejection import eject_if_outlier
@@ -16,7 +16,7 @@ from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane, in_service
 from gateway.backends.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
 from gateway.errors import BackendError, GivenUp, RateLimited
-from gateway.messages import Request, Response
+from gateway.messages import RequestContext, Response
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock, Crowd
 from gateway.routing.balance import UNKNOWN_S, Candidate, cheaper_of_two, sticky
@@ -59,6 +59,8 @@ class Pool:
         self._draw = draw
         self.budget = RetryBudget(rules.retry_share)
         self.lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
+        for lane in self.lanes:
+            lane.compared = self.lone is None
         hedge = rules.hedge if len(self.lanes) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.lanes, clock, telemetry)
 
@@ -91,7 +93,7 @@ class Pool:
         """Of the upstream that fares best. `now`: monotonic clock."""
         return min(lane.breaker.state(now) for lane in self.lanes)
 
-    def wait_s(self, request: Request) -> float:
+    def wait_s(self, request: RequestContext) -> float:
         """How long it would wait for a place, as it looks now."""
         lanes = in_service(self.lanes, self._clock.monotonic()) if self.lone is None else self.lanes
         return min([lane.backend.wait_s(request.priority) for lane in lanes])
@@ -111,30 +113,26 @@ class Pool:
         """Whether there is an upstream that may be asked now, whoever asks."""
         return any(lane.breaker.ready(now) and not lane.told_to_wait_s(None, now) for lane in self.lanes)
 
-    async def call(self, request: Request) -> Response:
-        """Asks an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
+    async def call(self, request: RequestContext) -> Response:
+        """Calls an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
         there is no answer before its first byte; what came as an answer is returned, whatever its status."""
-        now, begun = self._clock.monotonic(), request.begun
-        if begun is None:
-            self.budget.asked(now)
-            lane = self._first(request, now)
-        else:  # only of a lone one
-            lane = self.lanes[0]
-        if self._hedging is not None:
+        now = self._clock.monotonic()
+        self.budget.asked(now)
+        lane = self._first(request, now)
+        if self.lone is None or lane.breaker.failures:
             return await self._settled(request, lane, await self._asked(lane, request, [lane], 0))
-        try:
-            response = await self._sent(lane, request, [lane], 0)
+        try:  # as `_asked` does where nothing has to be weighed
+            with lane.attempt(request) as attempt:
+                response = attempt.answered(await lane.backend.send(request))
         except BackendError as error:
             return await self._settled(request, lane, [AskedOf(lane, error)])
         if response.status < 400:
-            return response  # as a rule: nothing to tell, nobody else to ask
+            return response  # as a rule: nothing to tell, nobody else to call
         return await self._settled(request, lane, [AskedOf(lane, response)])
 
-    async def _settled(self, request: Request, lane: Lane, came: list[AskedOf]) -> Response:
+    async def _settled(self, request: RequestContext, lane: Lane, came: list[AskedOf]) -> Response:
         """What a call comes to, of which this came when `lane` was asked; as `call`."""
         tried, retries = [lane], 0
-        if request.begun is not None:  # it was, and is over
-            request = replace(request, begun=None)
         while True:
             self.budget.unspent(sum(isinstance(each.outcome, GivenUp) for each in came))  # one is, where any follows
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
@@ -157,7 +155,7 @@ class Pool:
             tried.append(following)
             came = await self._asked(following, request, tried, retries)
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         """The models it offers, as OpenAI model objects. Raises `BackendError`."""
         now = self._clock.monotonic()
         first = self._first(request, now)
@@ -174,13 +172,13 @@ class Pool:
         for lane in self.lanes:
             await lane.backend.close()
 
-    def _sent(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Awaitable[Response]:
+    def _sent(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> Awaitable[Response]:
         now = self._clock.monotonic()
         lane.breaker.allow(now)  # where it is half-open, this is its probe
         patience_s = None if self.lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
         return lane.call(request, None) if patience_s is None else self._patiently(lane, request, patience_s)
 
-    async def _patiently(self, lane: Lane, request: Request, patience_s: float) -> Response:
+    async def _patiently(self, lane: Lane, request: RequestContext, patience_s: float) -> Response:
         """A retry is set aside for it meanwhile: many who are given up at once would else exceed the budget."""
         self.budget.held += 1
         try:
@@ -191,13 +189,13 @@ class Pool:
         finally:
             self.budget.held -= 1
 
-    async def _ask(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> Outcome:
+    async def _ask(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> Outcome:
         try:
             return await self._sent(lane, request, tried, retries)
         except BackendError as error:
             return error
 
-    async def _asked(self, lane: Lane, request: Request, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
+    async def _asked(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
         """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
         hedging = None if retries else self._hedging
         delay_s = None if hedging is None else hedging.delay_s(lane, request)
@@ -211,7 +209,7 @@ class Pool:
             lambda others: self._chosen(request, others, self._clock.monotonic()),
         )
 
-    def _first(self, request: Request, now: float) -> Lane:
+    def _first(self, request: RequestContext, now: float) -> Lane:
         """Raises `RateLimited`."""
         lone = self.lone
         if lone is not None and not (lone.waits.until and lone.told_to_wait_s(request.tenant, now)):
@@ -227,7 +225,7 @@ class Pool:
             return probes[0]  # else nothing might ever ask the one that is known to have been bad
         return self._chosen(request, in_service(askable, now), now)
 
-    def _following(self, request: Request, lane: Lane, tried: Sequence[Lane], again: Again) -> Lane | None:
+    def _following(self, request: RequestContext, lane: Lane, tried: Sequence[Lane], again: Again) -> Lane | None:
         if again is Again.NOBODY:
             return None
         now = self._clock.monotonic()
@@ -240,7 +238,7 @@ class Pool:
             return self._chosen(request, in_service(others, now), now)
         return lane if again is Again.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
 
-    def _chosen(self, request: Request, lanes: Sequence[Lane], now: float) -> Lane:
+    def _chosen(self, request: RequestContext, lanes: Sequence[Lane], now: float) -> Lane:
         if len(lanes) == 1:
             return lanes[0]
         paces = [lane.pace_of(request.call) for lane in lanes]
@@ -253,12 +251,12 @@ class Pool:
         key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
         return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
 
-    def _again(self, outcome: Outcome, lane: Lane, request: Request) -> Again:
+    def _again(self, outcome: Outcome, lane: Lane, request: RequestContext) -> Again:
         if failed(outcome):
             eject_if_outlier(self.name, lane, self.lanes, self._clock.monotonic())
         return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
 
-    def _pause_s(self, request: Request, retries: int, outcome: Outcome) -> float | None:
+    def _pause_s(self, request: RequestContext, retries: int, outcome: Outcome) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
         if retries + 1 >= self._rules.attempts:
             return None
@@ -274,7 +272,7 @@ class Pool:
         self.budget.spend(now)
         return pause_s
 
-    def _patience_s(self, request: Request, tried: Collection[Lane], retries: int, now: float) -> float | None:
+    def _patience_s(self, request: RequestContext, tried: Collection[Lane], retries: int, now: float) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
@@ -293,7 +291,7 @@ class Pool:
         paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
         return patience_s(until - now, min((seconds for seconds in paces if seconds is not None), default=None))
 
-    def _note(self, request: Request, lane: Lane, outcome: Outcome) -> None:
+    def _note(self, request: RequestContext, lane: Lane, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
-        fields = {**request.named, "backend": self.name, "upstream": lane.upstream.address, "error": why}
+        fields = {**request.log_fields, "backend": self.name, "upstream": lane.upstream.address, "error": why}
         LOG.warning("asking again", extra={"fields": fields})

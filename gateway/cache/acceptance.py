@@ -25,7 +25,7 @@ class ThresholdVerifier:
         self._calibration = load_calibration("checks", weights)
         self.prior = self._calibration.prior
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         asked = read(question)
         return [
             Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, kept(c.question)))

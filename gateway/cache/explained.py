@@ -101,7 +101,7 @@ class Look:
     labels: int
     second: Opinion | None = None
     framed: bool = False
-    truncated: bool = False  # one of the two is longer than the embedding model reads
+    partial: Bypass | None = None  # why one of the two cannot be embedded whole
 
 
 def explained(first: Judged, last: Judged, look: Look) -> ExplainedPair:
@@ -140,14 +140,16 @@ def promise_of(acceptance: Acceptance) -> str:
 
 
 def _reason(judged: Judged, look: Look) -> str | None:
-    if look.truncated:
-        return Bypass.TOO_LONG
+    if look.partial is not None:
+        return look.partial
     return Refusal.SIMILARITY if judged.similarity < look.floor else judged.reason
 
 
 def _why(judged: Judged, look: Look, plain: bool) -> str:
-    if look.truncated:
-        return "too-long: one of the two is longer than the embedding model reads"
+    if look.partial is Bypass.UNREADABLE:
+        return "unreadable: one of the two has words that the embedding model cannot read"
+    if look.partial is not None:
+        return f"{look.partial}: one of the two is longer than the embedding model reads"
     if judged.similarity < look.floor and not plain:
         return f"similarity: {judged.similarity:.4f} is below {look.floor:.2f}, from where neighbours are read"
     held = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from gateway.messages.values import value
+from gateway.bounded_cache import BoundedCache
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Relation:
     """That the answer of `fingerprint` was served for a question of this scope."""
 
@@ -36,8 +36,7 @@ class Counterexamples:
     """Relations that were wrong. Whatever the similarity says, they are not served again."""
 
     def __init__(self, limit: int = MAX_COUNTEREXAMPLES) -> None:
-        self._limit = limit
-        self._keys: OrderedDict[str, None] = OrderedDict()
+        self._keys: BoundedCache[str, bool] = BoundedCache(limit)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -47,10 +46,8 @@ class Counterexamples:
 
     def refute(self, scope: str, question: str, fingerprint: str) -> bool:
         """Whether the relation of these was wrong. As a rule none was, and the question need not be hashed."""
-        return bool(self._keys) and relation_of(scope, question, fingerprint).key() in self._keys
+        return len(self._keys) > 0 and relation_of(scope, question, fingerprint).key() in self._keys
 
     def add(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._keys[key] = None
-        while len(self._keys) > self._limit:
-            self._keys.popitem(last=False)
+            self._keys.put(key, True)

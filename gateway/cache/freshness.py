@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.messages import CacheDirectives
-from gateway.messages.values import value
 
 FAILED = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
@@ -45,7 +44,7 @@ class Lifetime:
         return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Freshness:
     fresh: bool
     age_s: float

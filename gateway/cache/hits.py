@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gateway.bodies import Ready
 from gateway.cache.freshness import Freshness
-from gateway.messages import Entry, EventStream, Provenance, Request, Response, Verdict, Whole
+from gateway.messages import Entry, EventStream, Provenance, RequestContext, Response, Verdict, Whole
 
 
 def answer_from(
-    request: Request, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
+    request: RequestContext, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
 ) -> Response:
     """In the form in which it was stored; `Render` turns it into the one the client wants."""
     call = request.call

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gateway.cache.control.route_control import Observation, RouteControl
 from gateway.cache.control.wrong_hits import Label
-from gateway.cache.feedback import Relation
+from gateway.cache.feedback import Relation, relation_of
 from gateway.messages import Entry, Refusal, Vector
-from gateway.messages.values import value
-from gateway.ports import Acceptance, Opinion
+from gateway.ports import Opinion
 
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
 MAX_CANDIDATES = 4
@@ -22,14 +22,14 @@ VERBATIM = Opinion(1.0, 1.0)
 """Of a candidate whose question differs in spaces alone."""
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """A candidate held against its route's threshold. `reason` None: it may be served."""
 
     similarity: float
     opinion: Opinion
-    score: float  # the opinion's, moved by what the route has learnt near this question
     threshold: float
+    score: float  # the opinion's, moved by what the route has learnt near this question
     probability: float  # that the stored answer is right, by the route's own labels
     reason: Refusal | None
 
@@ -44,73 +44,35 @@ class Held:
         return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judged(Held):
     """The same of a stored answer and a question."""
 
     entry: Entry
-    relation: Relation
-    vector: Vector  # of the question that was asked
+    question: str  # that was asked
+    vector: Vector  # of it
+
+    @property
+    def relation(self) -> Relation:
+        return relation_of(self.entry.scope, self.question, self.entry.fingerprint)
 
     def observed(self, label: Label) -> Observation:
         return Observation(self.vector, self.score, self.opinion.probability, label)
 
 
-def judged(
-    entry: Entry,
-    relation: Relation,
-    vector: Vector,
-    similarity: float,
-    opinion: Opinion,
-    control: RouteControl,
-    acceptance: Acceptance,
-    *,
-    shift: float,
-    entries: int = 0,
-) -> Judged:
-    """See `held`."""
-    each = held(similarity, opinion, control, acceptance, shift=shift, entries=entries)
-    return Judged(
-        each.similarity, opinion, each.score, each.threshold, each.probability, each.reason, entry, relation, vector
-    )
-
-
-def near_enough(entry: Entry, relation: Relation, vector: Vector, similarity: float, threshold: float) -> Judged:
-    """What `judged` makes of an entry whose similarity reaches a plain threshold."""
-    opinion = Opinion(similarity, similarity)
-    each = held_plainly(similarity, opinion, threshold)
-    return Judged(similarity, opinion, each.score, threshold, each.probability, each.reason, entry, relation, vector)
-
-
-def held(
-    similarity: float,
-    opinion: Opinion,
-    control: RouteControl,
-    acceptance: Acceptance,
-    *,
-    shift: float,
-    entries: int = 0,
-) -> Held:
-    """Holds one candidate, the best of so many entries (0: unknown), against the route's threshold; with
-    `min_similarity` its similarity, and nothing else. `shift`: the control's of this question, looked up once for all
-    candidates."""
-    threshold = control.threshold(acceptance, entries)
-    if acceptance.min_similarity is not None:
-        return held_plainly(similarity, opinion, threshold)
+def hold(
+    similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
+) -> tuple[float, float, Refusal | None]:
+    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Held`. `control` None:
+    with `min_similarity`, its similarity and nothing else. `shift`: the control's of this question."""
+    veto = opinion.veto
+    if control is None:
+        return similarity, opinion.probability, veto or (None if similarity >= threshold else Refusal.SIMILARITY)
     if opinion is VERBATIM:
-        return Held(similarity, opinion, 1.0, threshold, 1.0, None)
+        return 1.0, 1.0, None
     score = opinion.score + shift
-    reason = opinion.veto
-    if reason is None and score < threshold:
-        reason = opinion.doubt or Refusal.SIMILARITY
-    probability = 0.0 if opinion.veto else control.probability(score)
-    return Held(similarity, opinion, score, threshold, probability, reason)
-
-
-def held_plainly(similarity: float, opinion: Opinion, threshold: float) -> Held:
-    """Against a plain threshold."""
-    refused = opinion.veto or (None if similarity >= threshold else Refusal.SIMILARITY)
-    return Held(similarity, opinion, similarity, threshold, opinion.probability, refused)
+    reason = veto or (None if score >= threshold else opinion.doubt or Refusal.SIMILARITY)
+    return score, 0.0 if veto else control.probability(score), reason
 
 
 def best(judgements: Sequence[Held]) -> int:

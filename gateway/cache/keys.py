@@ -42,7 +42,8 @@ class Frame:
 
     def keys_of(self, call: Call) -> tuple[str, str]:
         """-> (scope, fingerprint)"""
-        context, canonical = call.context, call.canonical
+        decisive = call.decisive
+        context, canonical = decisive.context, decisive.canonical
         return (
             sha256(b"%b%b%b" % (self._scope, len(context).to_bytes(8, "big"), context)).hexdigest(),
             sha256(b"%b%b%b" % (self._exact, len(canonical).to_bytes(8, "big"), canonical)).hexdigest(),

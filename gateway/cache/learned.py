@@ -72,7 +72,7 @@ class LearnedVerifier:
         self.basis = f"learned-{weights.digest[:8]}"
         self.prior = weights.calibration.prior
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         mine, stored = read(question), [candidate.question for candidate in candidates]
         readings = [kept(other) for other in stored]
         margins = self._margins(mine, question, readings, stored, [candidate.similarity for candidate in candidates])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.cache.payload import plain, quoted_in, transforms
 from gateway.cache.sought import Clues, Sought, any_of, clues_of, digits, written_with
 from gateway.messages import Refusal
-from gateway.messages.values import value
 
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
@@ -76,7 +76,7 @@ _ENDS = re.compile(r"[.!?:\n]")
 _SAID_OF_ONESELF = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lexical:
     """What the checks read from one text."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from pydantic import Field, ValidationError
 
-from gateway.messages import Admission, Call, Entry, Vector
+from gateway.messages import Admission, Call, Decisive, Entry, Vector
 from gateway.ports import Dialect
 from gateway.written.units import parse_duration
 from gateway.written.validation import Section, complaints
@@ -78,10 +78,7 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
         body={},
         model=entry.model,
         stream=entry.streamed,
-        canonical=b"",
-        context=b"",
-        question=entry.question,
-        no_question=None,
+        found=Decisive(b"", b"", entry.question),
         said="",
         max_tokens=None,
         user=None,

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.messages.values import value
-
 _RUN = re.compile(r"\w+")
 _JOINS = frozenset("'_")
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Clues:
     """What a text of ASCII consists of. Of other texts there are none: their letters may stand for these, as the sign
     of kelvin does for a k where case is ignored."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.backends.pool import Pool
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, Unfit
-from gateway.messages import Choice, Request, Response, Usage
+from gateway.messages import Choice, RequestContext, Response, Usage
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
 
@@ -33,7 +33,7 @@ class Asking:
         self._clock = clock
         self._telemetry = telemetry
 
-    async def only(self, request: Request, name: str) -> Response | None:
+    async def only(self, request: RequestContext, name: str) -> Response | None:
         """Of this backend alone; None where its breaker is open. Raises `BackendError`."""
         pool = self._pools[name]
         if not pool.allow(self._clock.monotonic()):
@@ -41,7 +41,7 @@ class Asking:
             return None
         return await pool.call(request)
 
-    async def first_answer(self, request: Request, names: Sequence[str]) -> Answered:
+    async def first_answer(self, request: RequestContext, names: Sequence[str]) -> Answered:
         """In the order of `names`; the last one's failure is the request's, whatever it is."""
         instead: Choice | None = None
         for name in names[:-1]:
@@ -62,7 +62,9 @@ class Asking:
                 instead = instead or Choice.FALLBACK
                 if not error.retryable:
                     raise
-                LOG.warning("falling back", extra={"fields": {**request.named, "backend": name, "error": str(error)}})
+                LOG.warning(
+                    "falling back", extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}}
+                )
                 continue
             if response.status not in RETRYABLE:
                 return Answered(response, name, instead)

@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.background import held
 from gateway.bodies import close_body
+from gateway.bounded_cache import BoundedCache
 from gateway.config.upstreams import BatchRule
 from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
 from gateway.errors import BackendError, Malformed
 from gateway.flights.gathering import again
-from gateway.messages import Call, Request, Response, Whole
+from gateway.messages import Call, RequestContext, Response, Whole
 from gateway.ports import Backend, Clock, Crowd
 from gateway.precedence import Priority
 
@@ -30,7 +30,7 @@ HURRY = 4
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    request: Request
+    request: RequestContext
     call: Call
     rows: int
     answer: asyncio.Future[Response]
@@ -59,7 +59,7 @@ class Batching:
         self._shared = shared
         self._forming: dict[bytes, _Forming] = {}
         self._flying: set[asyncio.Task[None]] = set()
-        self._refused: OrderedDict[bytes, int] = OrderedDict()  # form -> batches in a row that were no use
+        self._refused: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> batches in a row that were no use
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Batching:
     def wait_s(self, priority: Priority) -> float:
         return self._inner.wait_s(priority)
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         return await self._inner.models(request)
 
     async def ready(self) -> bool:
@@ -91,18 +91,19 @@ class Batching:
             task.cancel()
         await self._inner.close()
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RequestContext) -> Response:
         """Raises `BackendError`, as the backend does."""
         call = request.call
         rows = None if call is None else rows_of(call)
         if call is None or rows is None or rows >= self._rule.max_size:
             return await self._inner.send(request)
         form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), form_of(call)))
-        if self._refused.get(form, 0) >= MAX_REFUSED:
+        if (self._refused.peek(form) or 0) >= MAX_REFUSED:
             return await self._inner.send(request)
         member = _Member(request, call, rows, asyncio.get_running_loop().create_future())
         self._join(form, member)
-        return await member.answer
+        answer: Response = await member.answer
+        return answer
 
     def _join(self, form: bytes, member: _Member) -> None:
         batch = self._forming.get(form)
@@ -116,7 +117,7 @@ class Batching:
         if batch.rows == self._rule.max_size or self._hurries(member.request):
             self._leave(form)
 
-    def _hurries(self, request: Request) -> bool:
+    def _hurries(self, request: RequestContext) -> bool:
         return request.due - self._clock.monotonic() < HURRY * self._rule.max_wait
 
     def _leave(self, form: bytes) -> None:
@@ -171,14 +172,12 @@ class Batching:
         except Malformed as error:
             self._no_use(form, MAX_REFUSED, str(error))
             return None
-        self._refused.pop(form, None)
+        self._refused.pop(form)
         return [replace(response, body=Whole(part)) for part in parts]
 
     def _no_use(self, form: bytes, weight: int, reason: str) -> None:
-        count = self._refused[form] = self._refused.get(form, 0) + weight
-        self._refused.move_to_end(form)
-        if len(self._refused) > MAX_FORMS:
-            self._refused.popitem(last=False)
+        count = (self._refused.peek(form) or 0) + weight
+        self._refused.put(form, count)
         if count >= MAX_REFUSED:
             LOG.warning("batched no more", extra={"fields": {"backend": self.name, "reason": reason}})
 
@@ -200,14 +199,12 @@ class Batching:
                 member.answer.set_result(answer)
 
 
-def _request(members: Sequence[_Member]) -> Request:
+def _request(members: Sequence[_Member]) -> RequestContext:
     """The first one's, until the last one is due."""
-    return replace(
-        members[0].request,
-        call=joined([member.call for member in members]),
-        deadline=_last(member.request.deadline for member in members),
-        ttft_deadline=_last(member.request.ttft_deadline for member in members),
-    )
+    request = members[0].request.with_call(joined([member.call for member in members]))
+    request.deadline = _last(member.request.deadline for member in members)
+    request.ttft_deadline = _last(member.request.ttft_deadline for member in members)
+    return request
 
 
 def _last(deadlines: Iterable[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from gateway.calling.asking import Answered, Asking
 from gateway.calling.trials import Trials, Tried
 from gateway.errors import BackendError
 from gateway.held import Held
-from gateway.messages import Choice, Request
+from gateway.messages import Choice, RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.routing.choice import Decision
 
@@ -26,8 +26,8 @@ class Cascade:
         trials: Trials,
         asking: Asking,
         telemetry: Telemetry,
-        in_time: Callable[[Request, str], bool],
-        told: Callable[[Request, bool], None],
+        in_time: Callable[[RequestContext, str], bool],
+        told: Callable[[RequestContext, bool], None],
     ) -> None:
         self._accept_above = accept_above
         self._trials = trials
@@ -36,7 +36,7 @@ class Cascade:
         self._in_time = in_time
         self._told = told
 
-    async def answer(self, request: Request, decision: Decision) -> Answered:
+    async def answer(self, request: RequestContext, decision: Decision) -> Answered:
         """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
         call, light = request.call, decision.trial
         if call is None or light is None:
@@ -52,7 +52,7 @@ class Cascade:
             return Answered(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)
         return await self._escalated(request, decision, light, tried)
 
-    async def _escalated(self, request: Request, decision: Decision, light: str, tried: Tried) -> Answered:
+    async def _escalated(self, request: RequestContext, decision: Decision, light: str, tried: Tried) -> Answered:
         """Nothing has gone to the client yet: an answer in hand is better than an error."""
         others, answer = tuple(name for name in decision.backends if name != light), tried.answer
         if answer is not None and not self._in_time(request, others[0]):
@@ -70,11 +70,11 @@ class Cascade:
         spent = (*(() if tried.own is None else (tried.own,)), *tried.checked.beside)
         return replace(better, instead=better.instead or Choice.ESCALATED, beside=spent)
 
-    def _kept(self, request: Request, light: str, answer: Held, tried: Tried) -> Answered:
+    def _kept(self, request: RequestContext, light: str, answer: Held, tried: Tried) -> Answered:
         self._count(request, "kept")
         return Answered(answer.released(), light, Choice.KEPT, tried.checked.beside)
 
-    def _count(self, request: Request, outcome: str) -> None:
+    def _count(self, request: RequestContext, outcome: str) -> None:
         self._telemetry.cascade.add(request.route, outcome)
 
 

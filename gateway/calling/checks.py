@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 
@@ -14,7 +14,7 @@ from gateway.calling.asking import Asking
 from gateway.calling.grader import Grader
 from gateway.errors import EmbedderUnavailable, Refused, StreamBroken
 from gateway.held import Held, held
-from gateway.messages import Admission, Call, Request, Usage
+from gateway.messages import Admission, Call, RequestContext, Usage
 from gateway.policy.targets import Cascade as Rule
 from gateway.ports import Embedder
 from gateway.quality.likeness import embedded, similarity
@@ -42,7 +42,7 @@ class Checks:
         self._grader = grader
         self._embedder = embedder
 
-    def samples(self, group: asyncio.TaskGroup, request: Request, backend: str) -> list[asyncio.Task[Sample]]:
+    def samples(self, group: asyncio.TaskGroup, request: RequestContext, backend: str) -> list[asyncio.Task[Sample]]:
         """Begins the calls that `consistency` compares with the answer."""
         return [group.create_task(self._sample(request, backend, number)) for number in range(1, self._rule.samples)]
 
@@ -55,7 +55,7 @@ class Checks:
         labels = [await self._same(call, text, other.text) for other in others]
         return Checked(agreement(label is Label.RIGHT for label in labels), beside)
 
-    async def verifier(self, request: Request, call: Call, answer: Held) -> Checked:
+    async def verifier(self, request: RequestContext, call: Call, answer: Held) -> Checked:
         """What is plainly no answer is doubted at once. Otherwise the judge's grade; without a judge how near the
         answer is to the question, which tells an answer off the subject, and no wrong one from a right one."""
         judge = self._rule.judge
@@ -68,9 +68,9 @@ class Checks:
             return Checked(*await self._grader.grade(judge, request, call.question, text))
         return Checked(await self._nearness(request, call.question, text))
 
-    async def _nearness(self, request: Request, question: str, text: str) -> float | None:
+    async def _nearness(self, request: RequestContext, question: str, text: str) -> float | None:
         try:
-            asked = request.embedding or await self._embedder.embed(question)
+            asked = request.embedding or await self._embedder.embed(question, request.owner)
         except EmbedderUnavailable:
             return None
         said = await embedded(self._embedder, text)
@@ -78,11 +78,11 @@ class Checks:
             return None
         return min(1.0, max(0.0, float(asked.vector @ said)))
 
-    async def _sample(self, request: Request, backend: str, number: int) -> Sample:
+    async def _sample(self, request: RequestContext, backend: str, number: int) -> Sample:
         assert request.call is not None  # only such are tried
         call = sampled(request.call, number)
         try:
-            response = await self._asking.only(replace(apart(request, "sample"), call=call), backend)
+            response = await self._asking.only(request.child("sample").with_call(call), backend)
             answer = None if response is None else await held(response)
         except (Refused, StreamBroken):
             return Sample(None, None)
@@ -102,11 +102,6 @@ class Checks:
         if same_text(a, b) or not comparable(a, b):
             return compare(a, b, None)
         return compare(a, b, await similarity(self._embedder, a, b))
-
-
-def apart(request: Request, purpose: str) -> Request:
-    """For a call beside the request's own: what it takes goes on at the same time as others do."""
-    return replace(request, trace=request.trace.apart(purpose))
 
 
 def _same_value(a: str, b: str) -> Label:

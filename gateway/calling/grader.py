@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from gateway.backends.pool import Pool
 from gateway.bodies import close_body
 from gateway.errors import Refused
-from gateway.messages import Request, Usage, Whole
+from gateway.messages import RequestContext, Usage, Whole
 from gateway.quality.judge import own_request
 from gateway.routing.grading import MAX_TOKENS, grade_of, grade_prompt
 
@@ -24,7 +24,7 @@ class Grader:
         self._mark = mark
 
     async def grade(
-        self, name: str, request: Request, question: str, answer: str
+        self, name: str, request: RequestContext, question: str, answer: str
     ) -> tuple[float | None, tuple[Usage, ...]]:
         """-> (the grade in [0, 1], None where there is none; what it cost). Never raises for what may be wrong with a
         backend."""
@@ -37,7 +37,7 @@ class Grader:
         try:
             response = await self._pools[name].call(asked)
         except Refused as error:
-            LOG.warning("an answer was not graded", extra={"fields": {**request.named, "error": error.message}})
+            LOG.warning("an answer was not graded", extra={"fields": {**request.log_fields, "error": error.message}})
             return None, ()
         if response.status != 200 or not isinstance(response.body, Whole):
             await close_body(response.body)

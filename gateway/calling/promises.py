@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.flow import Tap, tapped
-from gateway.messages import Event, EventStream, Request, Response, Whole
+from gateway.messages import Event, EventStream, RequestContext, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.ports import Clock
@@ -29,7 +29,7 @@ class Promises:
             known = self._routes[route.name] = Sureness(rule.confidence, adapts=not rule.each)
         return known
 
-    def of(self, request: Request, route: Route, *, promised: bool) -> Promise | None:
+    def of(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
         """To be told what becomes of this request; None where it has no budget."""
         if request.call is None or not request.bounded:
             return None
@@ -45,7 +45,7 @@ class Promise:
     otherwise it is seen whether they are met all the same."""
 
     def __init__(
-        self, request: Request, sureness: Sureness, clock: Clock, telemetry: Telemetry, *, promised: bool
+        self, request: RequestContext, sureness: Sureness, clock: Clock, telemetry: Telemetry, *, promised: bool
     ) -> None:
         self._request = request
         self._sureness = sureness

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from gateway.bounded_cache import BoundedCache
 from gateway.errors import StoreUnavailable
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock
@@ -63,7 +64,7 @@ class Quotas:
         self._pending: deque[Return] = deque()
         self._owing: Counter[str] = Counter()  # returns by key that the store has not heard of
         self._flushing = asyncio.Lock()
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._seen: BoundedCache[str, Seen] = BoundedCache(MAX_SEEN)
         self._woken = asyncio.Event()
         self._used = False
         self.gateways = 1  # alive on the store, as it said last
@@ -120,15 +121,14 @@ class Quotas:
         """Keeps what is shown to operators."""
         wall = self._clock.wall()
         for a, told in zip(asked, taken.told, strict=True):
-            before = self._seen.pop(a.demand.key, None)
+            before = self._seen.peek(a.demand.key)
             refused = (before.refused if before else 0) + (not told.ok)
             remaining = told.level / MICROS if a.limit == "large_share" else left(a.demand, told, taken=taken.granted)
             if a.limit == "cost":
                 remaining /= MICROS
             place = EVERYWHERE if a.everywhere else route
-            self._seen[a.demand.key] = Seen(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
-        while len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
+            seen = Seen(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
+            self._seen.put(a.demand.key, seen)
 
     def seen(self, limit: int) -> list[Seen]:
         """Those that were refused most, then the latest."""

@@ -14,7 +14,7 @@ from gateway.cache.price import Price
 from gateway.errors import BackendFull, Refused, StreamBroken
 from gateway.flow import Tap, tapped
 from gateway.held import held
-from gateway.messages import Call, Event, EventStream, Request, Response, Whole
+from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.policy.targets import Shadow
@@ -30,7 +30,7 @@ OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "und
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    request: Request
+    request: RequestContext
     call: Call
     rule: Shadow
     comparisons: Comparisons
@@ -58,13 +58,13 @@ class Shadows:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def watched(self, request: Request, response: Response, rule: Shadow, comparisons: Comparisons) -> Response:
+    def watched(self, request: RequestContext, response: Response, rule: Shadow, comparisons: Comparisons) -> Response:
         """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
         stored, nor of the gateway itself."""
         call, body = request.call, response.body
         if call is None or call.operation == "embeddings" or response.status != 200:
             return response
-        if call.stateful or request.unasked or request.directives.no_store or self._draw() >= rule.share:
+        if call.stateful or request.internal or request.directives.no_store or self._draw() >= rule.share:
             return response
         copy = _Copy(request, call, rule, comparisons)
         if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:
@@ -113,13 +113,14 @@ class Shadows:
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
-        again = replace(request.apart("shadow"), priority=Priority.LOW)
+        again = request.own_call("shadow")
+        again.priority = Priority.LOW
         try:
             answer = await held(await pool.call(again), MAX_BYTES)
         except BackendFull:
             return "dropped"
         except (Refused, StreamBroken) as error:
-            LOG.warning("a shadow failed", extra={"fields": {**request.named, "error": str(error)}})
+            LOG.warning("a shadow failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return "error"
         if answer is None:
             return "error"

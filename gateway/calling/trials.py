@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.calling.asking import Asking
-from gateway.calling.checks import Checked, Checks, Sample, apart
+from gateway.calling.checks import Checked, Checks, Sample
 from gateway.dialects.odds import TokenOdds, odds_of
 from gateway.errors import BadRequest, Refused, StreamBroken
 from gateway.held import Held, held
-from gateway.messages import Admission, Call, Request, Usage
+from gateway.messages import Admission, Call, RequestContext, Usage
 from gateway.policy.targets import Cascade as Rule
 from gateway.ports import Inspection
 from gateway.routing.cascade import token_confidence
@@ -33,7 +33,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    request: Request
+    request: RequestContext
     call: Call
     backend: str
     odds: TokenOdds | None
@@ -47,7 +47,7 @@ class Trials:
         self._asking = asking
         self._checks = checks
 
-    async def of(self, request: Request, call: Call, backend: str) -> Tried:
+    async def of(self, request: RequestContext, call: Call, backend: str) -> Tried:
         """Never raises for what may be wrong with a backend."""
         odds = odds_of(call.dialect.name) if self._rule.check == "logprobs" else None
         async with asyncio.TaskGroup() as group:  # where the client leaves, all calls end
@@ -63,7 +63,7 @@ class Trials:
     async def _tried(self, trial: _Trial) -> Tried:
         call, odds = trial.call, trial.odds
         asked = call if odds is None else odds.asked(call)
-        with trial.request.trace.span("upstream"):
+        with trial.request.timed("upstream"):
             answer, refused = await self._answer(trial, asked)
             if refused and asked is not call and self._rule.otherwise != "escalate":
                 asked = call  # it may be the log probabilities that it would not give: another check does without
@@ -74,7 +74,7 @@ class Trials:
         usage = Usage(trial.backend, seen.input_tokens, seen.output_tokens)
         if seen.admission not in USABLE:
             return Tried(None, usage)
-        with trial.request.trace.span("check"):
+        with trial.request.timed("check"):
             checked = await self._checked(trial, answer, seen)
         if odds is not None and asked is not call:
             answer = answer.changed(lambda data: odds.hidden(call, data))
@@ -83,7 +83,7 @@ class Trials:
     async def _answer(self, trial: _Trial, call: Call) -> tuple[Held | None, bool]:
         """-> (the answer, whether there is none because the request was refused)."""
         try:
-            response = await self._asking.only(replace(apart(trial.request, "trial"), call=call), trial.backend)
+            response = await self._asking.only(trial.request.child("trial").with_call(call), trial.backend)
             if response is None:
                 return None, False
             return await held(response), response.status in REFUSED

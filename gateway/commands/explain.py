@@ -7,7 +7,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,15 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explaining.explanation import Explanation, explanation_of, request_of
 from gateway.explaining.pair import checked, explain_by, explain_offline
 from gateway.explaining.requests import PATH
-from gateway.messages import Call, Embedding, Request
+from gateway.messages import Call, Embedding, RequestContext
 from gateway.observing.telemetry import Telemetry
+from gateway.pipeline import Deployment, steps_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route
 from gateway.quality.escalations import Escalations
 from gateway.routing.choice import Decision
 from gateway.routing.complexity import ComplexityModel
-from gateway.stages.policy import routed
+from gateway.steps.parse_and_route import apply_route
 
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -45,6 +45,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
         "request", metavar="REQUEST.json", type=Path, nargs="?", help="a body, or {path, headers, body}"
     )
     command.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
+    command.add_argument("--steps", action="store_true", help="print the steps that it takes, outermost first, and why")
     command.add_argument("--stored", metavar="PROMPT", help="instead of a request: one whose answer is stored,")
     command.add_argument("--asked", metavar="PROMPT", help="and one that is asked: would that answer be served?")
     command.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
     else:
         explanation = asyncio.run(explain_by_gateway(place_given(arguments), arguments.request))
-    tell(arguments, explanation.as_json(), explanation.as_text())
+    shown = explanation.steps_as_text() if arguments.steps else explanation.as_text()
+    tell(arguments, explanation.as_json(), shown)
     if arguments.expect in (None, explanation.backend, explanation.tier):
         return GOOD
     sys.stderr.write(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}\n")
@@ -71,8 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_pair(arguments: argparse.Namespace) -> int:
-    if arguments.stored is None or arguments.asked is None or arguments.request or arguments.expect:
-        raise WrongUsage("expected REQUEST.json [--expect BACKEND], or --stored PROMPT --asked PROMPT [--route NAME]")
+    if arguments.stored is None or arguments.asked is None or arguments.request or arguments.expect or arguments.steps:
+        raise WrongUsage(
+            "expected REQUEST.json [--expect BACKEND] [--steps], or --stored PROMPT --asked PROMPT [--route NAME]"
+        )
     pair = checked(Pair(arguments.stored, arguments.asked, arguments.route))
     if arguments.admin is None:
         found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
@@ -92,9 +96,10 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     # Anew: that the model was loaded here is nothing that a request's budget is spent on.
     request, call = request_of(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
-    request = routed(request, request.body, call, route)
-    decision = await _decide(config, environ, route, replace(request, embedding=embedding), complexity)
-    return explanation_of(request, call, route, embedding, decision, None)
+    apply_route(request, call, route)
+    request.embedding = embedding
+    decision = await _decide(config, environ, route, request, complexity)
+    return explanation_of(request, call, route, decision, None, steps_of(route, Deployment.of(config)))
 
 
 def read_request(path: Path) -> Any:
@@ -130,7 +135,7 @@ async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, Compl
 
 
 async def _decide(
-    config: Config, environ: Mapping[str, str], route: Route, request: Request, complexity: ComplexityModel
+    config: Config, environ: Mapping[str, str], route: Route, request: RequestContext, complexity: ComplexityModel
 ) -> Decision:
     clock = SystemClock()
     telemetry = Telemetry()

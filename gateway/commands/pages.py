@@ -51,6 +51,7 @@ PAGES: Mapping[str, Page] = {
         (
             "nearhit explain request.json",
             "nearhit explain request.json --expect light",
+            "nearhit explain request.json --steps",
             "nearhit explain --stored 'What is a scope?' --asked 'what is a scope'",
         ),
         "another backend than --expect is chosen, or the request has a fault",

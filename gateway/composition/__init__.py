@@ -1,1 +1,1 @@
-"""The composition root's parts: builds what the configuration names, and lists the stages."""
+"""The composition root's parts: builds what the configuration names."""

@@ -23,18 +23,17 @@ from gateway.config import Auth, Config
 from gateway.config.auth import Oidc
 from gateway.config.environ import secret
 from gateway.errors import Unauthorized
+from gateway.messages import Handler
 from gateway.observing.telemetry import Telemetry
-from gateway.pipeline import Stage
 from gateway.ports import Clock
-from gateway.stages.authenticate import SENTENCES, KeyOfJob, Keys, Passthrough
+from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, KeyOfJob
 
 if TYPE_CHECKING:
     from gateway.composition.oidc_parts import OidcParts
 
 
 class Access:
-    """`authenticate`: of requests that clients send; `of_jobs`: of those that are run for them. Raises `StartFailed`
-    where a named secret is not in the environment."""
+    """Raises `StartFailed` where a named secret is not in the environment."""
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
@@ -56,10 +55,19 @@ class Access:
         self.keychain = Keychain(stores.keys, self.keyring, clock)
         keys = KeysHandler(self.keychain, clock, asked_for=asked_for)
         self.admin = [*trail.routes(), *keys.routes()]
-        self.authenticate: Stage = (
-            Keys(self.keyring, Failures(clock.monotonic), telemetry) if asked_for else Passthrough()
-        )
-        self.of_jobs = KeyOfJob(self.keyring)
+        self._asked_for = asked_for
+        self._failures = Failures(clock.monotonic)
+        self._telemetry = telemetry
+
+    def authenticate(self, inner: Handler) -> Handler:
+        """The step for requests that clients send."""
+        if not self._asked_for:
+            return BackendCredentials(inner).__call__
+        return ApiKeys(inner, self.keyring, self._failures, self._telemetry).__call__
+
+    def authenticate_job(self, inner: Handler) -> Handler:
+        """The step for requests that are run for clients."""
+        return KeyOfJob(inner, self.keyring).__call__
 
     async def begin(self, stack: AsyncExitStack) -> None:
         """Follows the keys of the store, until `stack` ends it."""

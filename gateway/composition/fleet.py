@@ -19,7 +19,7 @@ from gateway.quality.escalations import Escalations
 from gateway.quality.learning import Learning
 from gateway.quality.sharing import RETRY_S, TRAFFIC_S, Sharing
 from gateway.spaces import Spaces
-from gateway.stages.feedback import Heed
+from gateway.steps.feedback import Heed
 from gateway.upkeep.tail import Tail
 
 START = "0-0"

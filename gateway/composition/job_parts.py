@@ -22,16 +22,17 @@ from gateway.config.jobs import Jobs as JobsConfig
 from gateway.errors import StartFailed
 from gateway.jobs.announcements import Announcements
 from gateway.jobs.batch_driver import BatchDriver
+from gateway.jobs.batch_endpoint import BatchEndpoint
 from gateway.jobs.deliveries import Deliveries
+from gateway.jobs.endpoint import Credentials, JobEndpoint, bounds_of
 from gateway.jobs.outcome import Terms
 from gateway.jobs.runner import Runner
 from gateway.jobs.signing import SecretInvalid, secret_of
 from gateway.jobs.workers import Workers
+from gateway.messages import Handler
 from gateway.observing.telemetry import Telemetry
-from gateway.pipeline import Handler, Stage
 from gateway.ports import Clock
-from gateway.stages.batches import Batches
-from gateway.stages.jobs import Credentials, Jobs, bounds_of
+from gateway.steps.control_endpoints import Endpoint
 
 if TYPE_CHECKING:
     from gateway.jobs.sealing import Sealer
@@ -42,9 +43,9 @@ KEY_LENGTH = 32  # of `jobs.key_env`, in characters
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """`stages`: before those of the policy; `work`: what runs as long as the gateway does."""
+    """`work`: what runs as long as the gateway does."""
 
-    stages: Sequence[Stage] = ()
+    endpoints: Sequence[Endpoint] = ()
     work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     admin: Sequence[web.RouteDef] = ()
 
@@ -57,7 +58,7 @@ def build_jobs(
     clock: Clock,
     telemetry: Telemetry,
 ) -> JobParts:
-    """`handler`: the stages that a job passes when it is run. Raises `StartFailed`."""
+    """`handler`: the pipeline of a job that is run. Raises `StartFailed`."""
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
@@ -85,17 +86,16 @@ def build_jobs(
         visibility_s=jobs.visibility,
     )
     credentials = Credentials(_credentials_needed(config), sealer)
-    stage = Jobs(jobs, store, workers, announcements, over, credentials, telemetry)
-    stages: list[Stage] = [stage]
+    endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, announcements, over, credentials, telemetry)]
     work = [workers.run]
     if deliveries is not None:
         work.append(deliveries.run)
     if jobs.batches:
         driver = _driver(name, jobs, stores, sealer, clock, workers)
         told.append(driver.over)
-        stages.append(Batches(jobs, stores.batches, credentials, clock, driver.look))
+        endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.look))
         work.append(driver.run)
-    return JobParts(stages, work, JobsHandler(store).routes())
+    return JobParts(endpoints, work, JobsHandler(store).routes())
 
 
 def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from gateway.adapters.certificate import Certificate, CertificateUnusable
 from gateway.config.schema import Server
 from gateway.errors import StartFailed
+from gateway.inflight import Inflight
+from gateway.messages import Handler
 from gateway.ports import Clock
 
 if TYPE_CHECKING:
@@ -65,12 +67,14 @@ def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate 
         raise StartFailed(f"server.tls: {error}") from None
 
 
-def grpc_port_of(server: Server, clock: Clock, certificate: Certificate | None) -> GrpcPort | None:
+def grpc_port_of(
+    server: Server, clock: Clock, handler: Handler, inflight: Inflight, certificate: Certificate | None
+) -> GrpcPort | None:
     """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
     if server.grpc is None:
         return None
     grpc_port: type[GrpcPort] = importlib.import_module("gateway.kserve_grpc.port").GrpcPort
     try:
-        return grpc_port(server, clock, certificate)
+        return grpc_port(server, clock, handler, inflight, certificate)
     except CertificateUnusable as error:
         raise StartFailed(f"server.tls: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import math
 import re
 import uuid
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from gateway.observing.access_log import AccessLog, LogShares
 from gateway.observing.decisions import Decisions
 from gateway.observing.observer import Observer
 from gateway.observing.telemetry import Telemetry
-from gateway.observing.tracing import Rules, Tracing
+from gateway.observing.tracing import Tracing
 from gateway.ports import Clock
 
 HEADERS = "telemetry.traces.headers_env"
@@ -56,7 +57,7 @@ def _tracing(
         "service.instance.id": str(uuid.uuid4()),
     }
     exporter = exporting.OtlpExporter(receiver, resource, traces.max_queued, telemetry)
-    tracing = Tracing(Rules(traces.sample, traces.slow), exporter, clock, telemetry)
+    tracing = Tracing(traces.sample, math.inf if traces.slow is None else traces.slow, exporter, clock, telemetry)
 
     async def close() -> None:
         tracing.close()

@@ -14,7 +14,7 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.frequency import Frequency
 from gateway.cache.price import Price
 from gateway.cache.served import ServedHits
-from gateway.cache.taken_apart import TakenApart
+from gateway.cache.split_cache import SplitCache
 from gateway.calling.promises import Promises
 from gateway.calling.quotas import Quotas
 from gateway.calling.shadows import Shadows
@@ -24,7 +24,7 @@ from gateway.composition.space_parts import Ground, open_spaces
 from gateway.composition.store_parts import Stores, evictions_of
 from gateway.composition.upstreams import build_pools, reloads
 from gateway.config import Config
-from gateway.flights.flight import Joinable
+from gateway.flights.flight import Flight
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
 from gateway.observing.loop_watch import LoopWatch
@@ -35,7 +35,7 @@ from gateway.quality.judge import Judge
 from gateway.quality.learning import Learning, Shelf
 from gateway.quality.light_audits import LightAudits
 from gateway.spaces import Space, Spaces
-from gateway.stages.feedback import Feedback, Memory, Verdicts
+from gateway.steps.feedback import FeedbackEndpoint, Memory, Verdicts
 from gateway.traffic.recorder import Recorder
 from gateway.upkeep.evictions import Evictions
 
@@ -60,17 +60,16 @@ class Parts:
     clock: Clock
     telemetry: Telemetry
     max_entry: int
-    keyed: bool  # clients show API keys, which may have limits of their own
     memory: Memory
     fleet: Fleet
-    feedback: Feedback
+    feedback: FeedbackEndpoint
     background: Background
     evictions: Evictions
     loop_watch: LoopWatch
     recorder: Recorder
-    flights: dict[str, Joinable] = field(default_factory=dict)
+    flights: dict[str, Flight] = field(default_factory=dict)
     frequency: Frequency = field(default_factory=Frequency)
-    taken_apart: TakenApart = field(default_factory=TakenApart)
+    split_cache: SplitCache = field(default_factory=SplitCache)
 
     @property
     def store(self) -> FrontStore:
@@ -118,10 +117,9 @@ async def build_parts(
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
-        keyed=config.auth.mode == "keys",
         memory=memory,
         fleet=fleet,
-        feedback=Feedback(verdicts, fleet.feedback(stack, verdicts.heed)),
+        feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.heed)),
         background=background,
         evictions=evictions_of(config, stores, spaces, telemetry, clock),
         loop_watch=LoopWatch(telemetry),

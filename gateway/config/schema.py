@@ -61,7 +61,9 @@ class Server(Section):
     max_body: Size = 10 * 2**20
     max_header: Size = 32 * 2**10
     header_timeout: PositiveDuration = 10.0
-    body_timeout: PositiveDuration = 30.0
+    body_timeout: PositiveDuration = 30.0  # of a body that is read here; of each wait for more of one that streams
+    body_min_rate: Size = 4 * 2**10  # a second, of a body that streams, beyond `body_timeout`
+    body_total: PositiveDuration = 900.0  # of a body that streams
     idle_timeout: PositiveDuration = 75.0
     drain_timeout: Duration = 30.0
     cors: Cors = Field(default_factory=Cors)

@@ -9,12 +9,11 @@ from aiohttp import web
 from gateway.bodies import close_body
 from gateway.data_port.connection import refusal
 from gateway.data_port.request_body import HttpBody, taken_whole
-from gateway.data_port.service import Service, at_hand, pieces_of
+from gateway.data_port.service import Service, body_at_hand, pieces_of
 from gateway.data_port.websocket import relay
 from gateway.data_port.wire import Prebuilt, whole
 from gateway.errors import StreamBroken
-from gateway.messages import Body, Request, Response, Tunnel, Whole
-from gateway.response_headers import answer_headers
+from gateway.messages import Body, RequestContext, Response, Tunnel, Whole, resolved
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 Sendable = web.StreamResponse | Prebuilt
@@ -25,30 +24,32 @@ class AiohttpEdge:
         self._service = service
 
     async def __call__(self, http: web.BaseRequest) -> Sendable:
-        service, config = self._service, self._service.config
+        service = self._service
         path, _, query = _target(http).partition("?")
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
             # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
             return refusal(400, "Transfer-Encoding: expected chunked alone")
-        early = await service.early(http.method, path, http.headers)
-        if early is not None and isinstance(early.body, Whole):
-            return whole(http, early.status, early.headers, early.body.data)
-        service.inflight += 1
+        early = None if http.method == "POST" else service.early(http.method, path, http.headers)
+        if early is not None:
+            response = await resolved(early)
+            assert isinstance(response.body, Whole)
+            return whole(http, response.status, response.headers, response.body.data)
+        source = HttpBody(http, taken_whole(http), service.config)
+        request = service.request(http.method, path, query, http.headers, source, http.remote or "")
+        answer = service.answer(request)
+        service.inflight.count += 1
         try:
-            source = HttpBody(http, taken_whole(http), max_bytes=config.max_body, timeout_s=config.body_timeout)
-            request = service.request(http.method, path, query, http.headers, source, http.remote or "")
-            return await self._send(http, request, await service.answer(request))
+            return await self._send(http, request, await resolved(answer))
         finally:
-            service.inflight -= 1
+            service.inflight.count -= 1
 
-    async def _send(self, http: web.BaseRequest, request: Request, response: Response) -> Sendable:
-        headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
-        body = response.body
+    async def _send(self, http: web.BaseRequest, request: RequestContext, response: Response) -> Sendable:
+        service, body = self._service, response.body
+        headers = service.headers.all(request, response)
         try:
             if isinstance(body, Tunnel):
-                service = self._service
                 return await relay(http, body.upstream, max_frame=service.config.max_body, stopping=service.stopping)
-            data = at_hand(body)
+            data = body_at_hand(body)
             if data is not None:
                 return whole(http, response.status, headers, data)
             return await _relay(http, response.status, headers, body)

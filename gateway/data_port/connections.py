@@ -7,7 +7,6 @@ a few clients to hold many connections. Here both kinds give up after `head_time
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -15,31 +14,15 @@ from aiohttp.web_protocol import RequestHandler
 
 from gateway.config.schema import Server as ServerConfig
 from gateway.data_port.connection import Connection
-from gateway.data_port.front import Front
 from gateway.data_port.heads import Heads
-from gateway.data_port.lookups import Lookups
-from gateway.data_port.misses import Misses
 from gateway.data_port.plain_connection import MAX_BODY, PlainConnection
 from gateway.data_port.service import Service
-from gateway.data_port.straight import Straight
-from gateway.data_port.turns import Turns
 
 
 class Connections(web.Server):
-    """`handler` answers what aiohttp reads; `table` is the policy in force."""
+    """`handler` answers what aiohttp reads."""
 
-    def __init__(
-        self,
-        handler: Any,
-        service: Service,
-        front: Front,
-        lookups: Lookups,
-        misses: Misses,
-        straight: Straight,
-        table: Callable[[], object],
-        config: ServerConfig,
-        **options: Any,
-    ) -> None:
+    def __init__(self, handler: Any, service: Service, config: ServerConfig, **options: Any) -> None:
         super().__init__(
             handler,
             request_factory=self._first_head_came,
@@ -49,13 +32,6 @@ class Connections(web.Server):
             **options,
         )
         self.service = service
-        self.front = front
-        self.lookups = lookups
-        self.turns = Turns(lookups, self._loop)
-        self.misses = misses
-        self.straight = straight
-        self.plans = straight.plans
-        self.table = table
         self.heads = Heads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)

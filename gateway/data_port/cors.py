@@ -3,8 +3,9 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.config.schema import Cors
 
@@ -25,6 +26,7 @@ EXPOSED = ", ".join(
     ]
 )
 OURS = "access-control-"
+MAX_KNOWN = 512  # heads of answers, of some kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +51,33 @@ class CrossOrigin:
             ("Access-Control-Max-Age", str(int(self.rule.max_age))),
         ]
 
-    def added(self, request: Mapping[str, str], answer: Sequence[tuple[str, str]]) -> Headers | None:
-        """An answer's headers with those of this gateway in place of a backend's; None where nothing changes."""
+    def added(self, request: Mapping[str, str], answer: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """An answer's headers with those of this gateway in place of a backend's."""
         if not self.rule.origins:
-            return None
-        kept = [(name, value) for name, value in answer if not name.lower().startswith(OURS)]
-        allowed = self._allowed(request) if "origin" in request else None
-        if allowed is None:
-            return [*kept, ("Vary", "Origin")]
-        return [*kept, *allowed, ("Access-Control-Expose-Headers", EXPOSED)]
+            return answer
+        origin = request.get("origin")
+        return _added(answer, None if origin is None or not self._allows(origin) else origin)
 
     def _allowed(self, headers: Mapping[str, str]) -> Headers | None:
-        """The origin itself rather than `*`, so that credentials may come with the request."""
-        origin = headers["origin"]
-        if "*" not in self.rule.origins and origin not in self.rule.origins:
-            return None
-        return [
-            ("Access-Control-Allow-Origin", origin),
-            ("Access-Control-Allow-Credentials", "true"),
-            ("Vary", "Origin"),
-        ]
+        return allowing(headers["origin"]) if self._allows(headers["origin"]) else None
+
+    def _allows(self, origin: str) -> bool:
+        return "*" in self.rule.origins or origin in self.rule.origins
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def _added(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tuple[str, str], ...]:
+    """Remembered: pages of few origins get answers with few heads. `origin` None: one that may not ask."""
+    kept = [(name, value) for name, value in answer if not name.lower().startswith(OURS)]
+    if origin is None:
+        return (*kept, ("Vary", "Origin"))
+    return (*kept, *allowing(origin), ("Access-Control-Expose-Headers", EXPOSED))
+
+
+def allowing(origin: str) -> Headers:
+    """The origin itself rather than `*`, so that credentials may come with the request."""
+    return [
+        ("Access-Control-Allow-Origin", origin),
+        ("Access-Control-Allow-Credentials", "true"),
+        ("Vary", "Origin"),
+    ]

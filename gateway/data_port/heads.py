@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.bounded_cache import BoundedCache
+from gateway.credentials import TRACING
+from gateway.messages import HeadMemo
 
 MAX_HEAD = 16 * 1024  # bytes; a longer one is aiohttp's, whatever `server.max_header` allows
 MAX_LINES = 100  # aiohttp refuses more than 128
@@ -27,8 +30,6 @@ METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
 ODD = frozenset(
     {"content-encoding", "expect", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )  # fmt: skip
-# They differ from request to request and decide nothing.
-TRACING = frozenset({"baggage", "traceparent", "tracestate", "x-request-id", "x-stainless-retry-count"})
 # Of those the ones that no two requests share: a head with one of them is not worth remembering.
 UNIQUE = frozenset({b"baggage", b"traceparent", b"tracestate", b"x-request-id"})
 _REQUEST_LINE = re.compile(rb"([A-Z]{3,7}) (/[-A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%]*) HTTP/1\.1\r\n")
@@ -39,7 +40,6 @@ _VARYING = re.compile(
 )
 _VALUE = re.compile(rb"[\t -~]*")
 _DIGITS = re.compile(rb"[0-9]{1,15}")
-T = TypeVar("T")
 
 
 class Head(NamedTuple):
@@ -53,7 +53,9 @@ class Head(NamedTuple):
     length: int
     closes: bool
     decisive: bytes
-    traces: bytes = b""  # the lines that trace it, in order
+    size: int  # bytes of the head itself
+    memo: HeadMemo  # shared by all heads that differ in their length and in what traces them alone
+    traces: tuple[tuple[str, str], ...] = ()  # the headers that trace it, in order
 
 
 class _Stem(NamedTuple):
@@ -65,6 +67,8 @@ class _Stem(NamedTuple):
     headers: CIMultiDict[str]
     closes: bool
     decisive: bytes
+    size: int
+    memo: HeadMemo
 
 
 class Heads:
@@ -72,8 +76,8 @@ class Heads:
 
     def __init__(self, max_field: int) -> None:
         self._max_field = max_field
-        self._heads: _Memo[Head] = _Memo()
-        self._stems: _Memo[_Stem] = _Memo()
+        self._heads: BoundedCache[bytes, Head] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
+        self._stems: BoundedCache[bytes, _Stem] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
 
     def read(self, head: bytes) -> Head | None:
         """`head`: up to and with its empty line. None where the request is not plain."""
@@ -88,12 +92,12 @@ class Heads:
             if stem is None:
                 return None
             self._stems.put(stem_bytes, stem)
-        headers, length, unique, traces = stem.headers.copy(), 0, False, b""
+        headers, length, unique, traces = stem.headers.copy(), 0, False, []
         for raw_name, raw_value in zip(pieces[1::3], pieces[2::3], strict=True):
             name, value = raw_name.decode(), raw_value.strip(b"\t ")
             if name in headers or len(value) > self._max_field or _VALUE.fullmatch(value) is None:
                 return None
-            headers[name] = value.decode()
+            headers[name] = text = value.decode()
             low = raw_name.lower()
             unique = unique or low in UNIQUE
             if low == b"content-length":
@@ -101,9 +105,11 @@ class Heads:
                     return None
                 length = int(value)
             else:
-                traces += b"%b: %b\r\n" % (raw_name, value)
-        fields = CIMultiDictProxy(headers)
-        read = Head(stem.method, stem.path, stem.query, fields, length, stem.closes, stem.decisive, traces)
+                traces.append((name, text))
+        read = Head(
+            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive,
+            len(head), stem.memo, tuple(traces),
+        )  # fmt: skip
         if not unique:
             self._heads.put(head, read)
         return read
@@ -141,20 +147,9 @@ def _stem_of(head: bytes, max_field: int) -> _Stem | None:
     if decisive is None or "host" not in headers:
         return None
     path, _, query = target.partition("?")
-    return _Stem(method, path, query, headers, headers.get("connection", "").lower() == "close", decisive)
+    closes = headers.get("connection", "").lower() == "close"
+    return _Stem(method, path, query, headers, closes, decisive, len(head), HeadMemo())
 
 
-class _Memo(Generic[T]):
-    """What came in first makes room: whoever asks often is read anew at once."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, T] = OrderedDict()
-        self._bytes = 0
-        self.get = self._known.get
-
-    def put(self, key: bytes, value: T) -> None:
-        self._known[key] = value
-        self._bytes += len(key)
-        while len(self._known) > MAX_KNOWN or self._bytes > MAX_KNOWN_BYTES:
-            oldest, _ = self._known.popitem(last=False)
-            self._bytes -= len(oldest)
+def _size(known: Head | _Stem) -> int:
+    return known.size

@@ -1,5 +1,5 @@
 """A client's connection for as long as it asks plainly: requests whose framing can be read in one way only, which came
-whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what `Front` knows
+whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what is answered at once
 without any task (docs/decisions/0029-plain-requests.md has the measurement).
 
 Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
@@ -9,34 +9,34 @@ with all that has not been answered, and stays there. So nothing here needs to k
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
-from gateway.data_port.front import Recall
+from gateway.bodies import AtHand
 from gateway.data_port.heads import MAX_HEAD, Head
 from gateway.data_port.outlet import Outlet
-from gateway.data_port.plans import LOOKED_AT, MODEL
-from gateway.data_port.sought import Came
-from gateway.data_port.staged import request_of, staged
-from gateway.data_port.underway import Underway
-from gateway.messages import Begun, Request
+from gateway.data_port.refusals import refused
+from gateway.data_port.response_writer import stream, whole_answer
+from gateway.data_port.wire import CLOSES, bare_answer
+from gateway.errors import StreamBroken
+from gateway.messages import RequestContext, Response, Whole
 
 if TYPE_CHECKING:
     from gateway.data_port.connections import Connections
-    from gateway.data_port.plans import Table
 
+LOG = logging.getLogger("nearhit")
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
 WAIT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
 CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
 MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
 END = b"\r\n\r\n"
-CLOSES = b"\r\nConnection: close\r\n\r\n"  # a head that ends so
 
 
 class PlainConnection(asyncio.Protocol):
-    """At any time it waits for a request, waits for the rest of one, or has a task, or a future, that answers one."""
+    """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
 
     __slots__ = (
         "_ahead", "_deadline", "_gone", "_have", "_last", "_loop", "_out", "_pieces", "_reading", "_server",
@@ -46,7 +46,7 @@ class PlainConnection(asyncio.Protocol):
     def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._task: asyncio.Future[Any] | asyncio.Handle | Came | Underway | None = None
+        self._task: asyncio.Task[None] | None = None
         self._pieces: list[bytes] = []  # of a request that has not come whole
         self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
         self._waiting: asyncio.TimerHandle | None = None  # for the rest
@@ -114,9 +114,7 @@ class PlainConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _cancel(self) -> None:
-        if self._task is not None and not isinstance(self._task, asyncio.Task):
-            self._task.cancel()  # which may leave it to a task
-        if isinstance(self._task, asyncio.Task):  # once it has begun: else it gives nothing back of what it was handed
+        if self._task is not None:  # once it has begun: else it gives nothing back of what it was handed
             self._loop.call_soon(self._task.cancel)
 
     @property
@@ -127,8 +125,8 @@ class PlainConnection(asyncio.Protocol):
     # Requests
 
     def _take(self, data: bytes) -> None:
-        """Answers what is known of the requests in `data`, until one has to be asked for or has not come whole."""
-        heads, front, server, at = self._server.heads, self._server.front, self._server, 0
+        """Answers the requests in `data`, until one has to be waited for or has not come whole."""
+        heads, server, at = self._server.heads, self._server, 0
         while not self._transport.is_closing():
             end = data.find(END, at) + len(END)
             if end < len(END):
@@ -149,12 +147,12 @@ class PlainConnection(asyncio.Protocol):
                 self._came_whole()
             body, at = data[end:over], over
             self._last = self._last or head.closes
-            answer = None if self._last or server.leaving else front.answer(head, body)
-            if not isinstance(answer, bytes):
+            if not self._answered(head, body):
                 self._ahead, self._deadline = data[at:], math.inf
-                self._recall(head, body, answer)
                 return
-            self._transport.write(answer)
+            if self._last or server.leaving:
+                self._transport.close()
+                return
             if at == len(data) or not self._out.writable:  # a client that asks and does not read has to wait
                 self._ahead, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
                 return
@@ -200,91 +198,95 @@ class PlainConnection(asyncio.Protocol):
 
     # Answers
 
-    def _recall(self, head: Head, body: bytes, what: Recall | None) -> None:
-        """Asks the store for an answer that is known, or the backend, or what lies in memory, or else the stages."""
-        server, left = self._server, None
-        asked: asyncio.Future[Any] | Came | Underway | None = None
-        if what is not None and not server.service.full:
-            asked = server.front.recall(what, partial(self._recalled, head, body))
-        elif not self._last and (plan := server.plans.of(head)) is not None:
-            hint = b"" if plan.dialect is None or not (named := MODEL.search(body, 0, LOOKED_AT)) else named[1]
-            if plan.known.get(hint) is None:  # else it is known to be looked up
-                asked = server.straight.begin(plan, hint, head, body, self)
-            if asked is None and not server.leaving:
-                came = server.lookups.came(plan, hint, head, body, self._out.peer, self)
-                found = None if came is None else server.turns.find(came)
-                if isinstance(found, bytes):
-                    self._answered(found)
-                    return
-                if isinstance(found, Came):
-                    asked = found
-                elif found is not None:
-                    left, asked = found, server.misses.begin(head, body, found, self)
-        self._task = self._loop.create_task(self._answer(head, body, left)) if asked is None else asked
-
-    def left(self, head: Head, body: bytes, request: Request | None) -> None:
-        """Of what was looked up in vain with others, which may have gone before."""
-        misses, full = self._server.misses, self._server.service.full
-        asked = None if request is None or full else misses.begin(head, body, request, self)
-        self._task = self._loop.create_task(self._answer(head, body, request)) if asked is None else asked
-
-    def _answered(self, answer: bytes) -> None:
-        """What was found at once: what has come behind it waits for its turn, as this may stand within its reading."""
-        self._transport.write(answer)
-        self._deadline = self._loop.time() + self._server.idle_timeout_s
-        self._task = self._loop.call_soon(self._turn) if self._ahead else None
-
-    def _turn(self) -> None:
-        self._task = None
-        if self._out.writable:
-            self._go_on()
-
-    def _recalled(self, head: Head, body: bytes, answer: bytes | None) -> None:
-        self._task = None
-        if self._transport.is_closing():  # the client has left: nothing may be written, and it is to be counted
-            if answer is None:
-                self.resumed(head, body, None)
-                self._cancel()
-        elif answer is None:
-            self._recall(head, body, None)
-        elif self.goes_on:
-            self.relayed(answer)
-        else:  # it was made, and counted, before this was known
-            self.last(answer.replace(END, CLOSES, 1))
-
-    @property
-    def stays(self) -> bool:
-        return not (self._last or self._server.leaving or self._transport.is_closing())
-
-    def relayed(self, answer: bytes) -> None:
-        self._task = None
-        self._transport.write(answer)
-        self._deadline = self._loop.time() + self._server.idle_timeout_s
-        if self._ahead and self._out.writable:
-            self._go_on()
-
-    def last(self, answer: bytes) -> None:
-        self._task = None
-        if not self._transport.is_closing():
-            self._transport.write(answer)
-            self._transport.close()
-
-    def handed_over(self, head: Head, body: bytes, table: Table, begun: Begun) -> None:
-        came = request_of(self._server, self._out, head, body)
-        self.resumed(head, body, replace(came, id=begun.id, received=begun.received, table=table, begun=begun))
-
-    def resumed(self, head: Head, body: bytes, request: Request | None) -> None:
-        self._task = self._loop.create_task(self._answer(head, body, request))
-
-    async def _answer(self, head: Head, body: bytes, request: Request | None) -> None:
-        """`request`: where something of it was found out before."""
+    def _answered(self, head: Head, body: bytes) -> bool:
+        """False: a task answers."""
+        service, self._out.begun = self._server.service, False
+        if head.method != "POST":
+            early = service.early(head.method, head.path, head.headers)
+            if early is not None:
+                self._task = self._loop.create_task(self._answer_early(head, early))
+                return False
+        # On a connection that ends the answer says so: what was remembered of another one does not.
+        goes_on = not (self._last or self._server.leaving)
+        digest = head.decisive if goes_on else b""
+        request = service.request(
+            head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer,
+            head.memo, digest, head.traces,
+        )  # fmt: skip
         try:
-            goes_on = await staged(self, self._server, self._out, head, body, request)
+            answer = service.answer(request)
+            if isinstance(answer, Response):
+                wire = answer.wire or whole_answer(service.headers, request, answer, keep_alive=goes_on)
+                if wire is not None:
+                    self._transport.write(wire)
+                    return True
+        except Exception as error:  # nothing that a step raises comes here: `ErrorBoundary` has answered it
+            self._fail(error)
+            self._last = True
+            return True
+        service.inflight.count += 1
+        self._task = self._loop.create_task(self._answer(request, answer))
+        return False
+
+    async def _answer_early(self, head: Head, early: Response | Awaitable[Response]) -> None:
+        response = early if isinstance(early, Response) else await early
+        assert isinstance(response.body, Whole)
+        goes_on = self.goes_on
+        self._transport.write(
+            bare_answer(head.method, response.status, response.headers, response.body.data, keep_alive=goes_on)
+        )
+        await self._out.taken()
+        self._next(goes_on)
+
+    async def _answer(self, request: RequestContext, answer: Response | Awaitable[Response]) -> None:
+        """Of a request that is counted as in flight: this ends that."""
+        goes_on = False
+        try:
+            goes_on = await self._written(request, answer if isinstance(answer, Response) else await answer)
+        except asyncio.CancelledError:
+            self._out.cut()
+            raise
+        except (StreamBroken, ConnectionError):
+            # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+            self._out.cut()
+        except Exception as error:
+            self._fail(error)
         finally:
-            self._task = None
+            self._server.service.inflight.count -= 1
+        self._next(goes_on)
+
+    async def _written(self, request: RequestContext, response: Response) -> bool:
+        """Whether the client was told that the connection goes on, when it has taken all of the answer."""
+        out, server = self._out, self._server
+        own, goes_on = server.service.headers, not (self._last or server.leaving)
+        data = response.wire
+        if data is None:
+            data = whole_answer(own, request, response, keep_alive=goes_on)
+        elif not goes_on:  # it was made before this was known
+            data = data.replace(END, CLOSES + END, 1)
+        if data is None:
+            await stream(out, own, request, response, keep_alive=goes_on)
+            return goes_on
+        out.write(data)
+        if not out.writable:
+            await out.taken()
+        return goes_on
+
+    def _fail(self, error: Exception) -> None:
+        LOG.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
+        if self._out.begun:
+            self._out.cut()
+            return
+        _, headers, data = refused(500, "the request cannot be handled")
+        with suppress(ConnectionError):
+            self._out.write(bare_answer("", 500, headers, data, keep_alive=False))
+
+    def _next(self, goes_on: bool) -> None:
+        self._task = None
         if goes_on and not self._last:
             self._deadline = self._loop.time() + self._server.idle_timeout_s
-            self._go_on()
+            if self._ahead or not self._reading:
+                self._go_on()
         else:
             self._transport.close()
 

@@ -1,4 +1,4 @@
-"""A request's body off the wire: bounded in size and time, decoded only where it is read here."""
+"""A request's body off the wire: bounded in size, time and rate, decoded only where it is read here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.bodies import once
+from gateway.config.schema import Server as ServerConfig
 from gateway.errors import BadRequest, RequestTimeout, TooLarge
 
 # What `Content-Encoding` names -> the window bits that zlib wants.
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+# Of a body that passes through, before its request takes a place at the backend: as long as it is not here, a client
+# that sends a byte now and then holds nothing that others wait for.
+BUFFER_BYTES = 256 * 1024
 
 
 def taken_whole(http: web.BaseRequest) -> bytes | None:
@@ -24,24 +28,42 @@ def taken_whole(http: web.BaseRequest) -> bytes | None:
 
 
 class HttpBody:
-    """`taken` is what `taken_whole` returned. `max_bytes` bounds what is read, before and after decoding; `timeout_s`
-    the whole reading, and each wait for more of a body that streams through (that one has no bound in size: it is
-    never held)."""
+    """`taken` is what `taken_whole` returned. A body that is read here is bounded by `server.max_body`, before and
+    after decoding, and by `server.body_timeout`. A body that streams through has no bound in size. Each wait for more
+    is bounded by `server.body_timeout`, all waits together by `server.body_total`; after `server.body_timeout` it has
+    to come at `server.body_min_rate`. Only the client's own time counts."""
 
-    def __init__(self, http: web.BaseRequest, taken: bytes | None, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, http: web.BaseRequest, taken: bytes | None, config: ServerConfig) -> None:
         self._http = http
         # Once it has been read there is nothing to read either: whether there is a body is to be known before.
         self._taken = b"" if taken is None and not http.can_read_body else taken
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._config = config
+        self._buffered: list[bytes] = []
+        self._received = 0  # bytes of a body that streams
+        self._waited_s = 0.0  # for them
 
     async def read(self) -> bytes:
+        known = self.read_nowait()
+        return self._decoded(await self._arriving()) if known is None else known
+
+    def read_nowait(self) -> bytes | None:
         length = self._http.content_length
-        if length is not None and length > self._max_bytes:
+        if length is not None and length > self._config.max_body:
             raise self._too_large()
-        body = self._taken if self._taken is not None else await self._arriving()
-        encoding = self._http.headers.get("content-encoding", "identity").lower()
-        return body if encoding in ("", "identity") else self._decoded(body, encoding)
+        return None if self._taken is None else self._decoded(self._taken)
+
+    async def buffer(self) -> None:
+        if self._taken is not None or self._buffered:
+            return
+        await self._continue()
+        size = 0
+        while size <= BUFFER_BYTES:
+            piece = await self._timely()
+            if not piece:
+                self._taken, self._buffered = b"".join(self._buffered), []
+                return
+            self._buffered.append(piece)
+            size += len(piece)
 
     def stream(self) -> AsyncIterator[bytes] | None:
         if self._taken is not None:
@@ -57,34 +79,59 @@ class HttpBody:
         return self._taken is not None
 
     async def _arriving(self) -> bytes:
+        timeout_s = self._config.body_timeout
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._go_on()
+            async with asyncio.timeout(timeout_s):
+                await self._continue()
                 return await self._collect()
         except TimeoutError:
-            raise RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s") from None
+            raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s (server.body_timeout)") from None
 
     async def _collect(self) -> bytes:
         pieces: list[bytes] = []
         size = 0
         while piece := await self._next():
             size += len(piece)
-            if size > self._max_bytes:
+            if size > self._config.max_body:
                 raise self._too_large()
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        await self._go_on()
-        while True:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    piece = await self._next()
-            except TimeoutError:
-                raise RequestTimeout(f"nothing more of the body arrived within {self._timeout_s:g} s") from None
-            if not piece:
-                return
+        buffered, self._buffered = self._buffered, []
+        for piece in buffered:
             yield piece
+        if not buffered:
+            await self._continue()
+        while piece := await self._timely():
+            yield piece
+
+    async def _timely(self) -> bytes:
+        """The next piece of a body that streams; empty at its end."""
+        config, loop = self._config, asyncio.get_running_loop()
+        began = loop.time()
+        left_s = min(config.body_timeout, config.body_total - self._waited_s, self._rate_left_s())
+        try:
+            async with asyncio.timeout(left_s):
+                piece = await self._next()
+        except TimeoutError:
+            raise RequestTimeout(self._too_slow(self._waited_s + loop.time() - began)) from None
+        self._waited_s += loop.time() - began
+        self._received += len(piece)
+        return piece
+
+    def _rate_left_s(self) -> float:
+        """For how long the next piece may be waited for, so that what has come so far has come at the least rate. The
+        first `body_timeout` does not count, as with Apache's RequestReadTimeout."""
+        return self._config.body_timeout + self._received / self._config.body_min_rate - self._waited_s
+
+    def _too_slow(self, waited_s: float) -> str:
+        config = self._config
+        if waited_s >= config.body_total:
+            return f"the body did not arrive within {config.body_total:g} s (server.body_total)"
+        if self._rate_left_s() < config.body_timeout:
+            return f"the body arrives at less than {config.body_min_rate} bytes a second (server.body_min_rate)"
+        return f"nothing more of the body arrived within {config.body_timeout:g} s (server.body_timeout)"
 
     async def _next(self) -> bytes:
         try:
@@ -92,20 +139,23 @@ class HttpBody:
         except HttpProcessingError as error:
             raise BadRequest(f"the body is malformed: {error.message}") from None
 
-    async def _go_on(self) -> None:
+    async def _continue(self) -> None:
         """The low-level server leaves `Expect: 100-continue` to us (RFC 9110 section 10.1.1)."""
         if self._http.headers.get("expect", "").lower() == "100-continue":
             writer: Any = self._http.writer
             await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             writer.output_size = 0
 
-    def _decoded(self, body: bytes, encoding: str) -> bytes:
+    def _decoded(self, body: bytes) -> bytes:
+        encoding = self._http.headers.get("content-encoding", "identity").lower()
+        if encoding in ("", "identity"):
+            return body
         bits = ENCODINGS.get(encoding)
         if bits is None:
             raise BadRequest(f"Content-Encoding {encoding[:40]!r} is not supported: expected gzip, deflate or identity")
         try:
             decoder = zlib.decompressobj(bits)
-            decoded = decoder.decompress(body, self._max_bytes)
+            decoded = decoder.decompress(body, self._config.max_body)
             if decoder.unconsumed_tail:
                 raise self._too_large()
             if not decoder.eof:
@@ -117,4 +167,4 @@ class HttpBody:
         return decoded
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is larger than {self._max_bytes} bytes (server.max_body)")
+        return TooLarge(f"the body is larger than {self._config.max_body} bytes (server.max_body)")

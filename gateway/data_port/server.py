@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLContext
 
@@ -14,12 +13,9 @@ from aiohttp import web
 from gateway.config.schema import Server as ServerConfig
 from gateway.data_port.aiohttp_edge import AiohttpEdge
 from gateway.data_port.connections import Connections
-from gateway.data_port.front import Front
-from gateway.data_port.lookups import Lookups
-from gateway.data_port.misses import Misses
 from gateway.data_port.service import Health, Service
-from gateway.data_port.straight import Straight
-from gateway.pipeline import Handler
+from gateway.inflight import Inflight
+from gateway.messages import Handler
 from gateway.ports import Clock
 
 HTTP_LOG = logging.getLogger("nearhit.http")
@@ -29,54 +25,32 @@ LINGER_S = 2.0  # for the rest of a body that was refused: the next request begi
 
 
 class DataPort:
-    """`health` answers /readyz: whether it is ready, and what it looked at; `table` is the policy in force. `tls` None:
-    plain HTTP. `given` listens already, and goes on to when this port is stopped. `beside`: see `Service`."""
+    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
+    requests that wait, over all ports. `tls` None: plain HTTP. `given` listens already, and goes on to when this port
+    is stopped."""
 
     def __init__(
         self,
         config: ServerConfig,
         clock: Clock,
+        handler: Handler,
+        inflight: Inflight,
         health: Health,
-        front: Front,
-        lookups: Lookups,
-        misses: Misses,
-        straight: Straight,
-        table: Callable[[], object],
         tls: SSLContext | None = None,
         given: socket.socket | None = None,
-        beside: Callable[[], int] | None = None,
     ) -> None:
         self._config = config
-        self._service = Service(config, clock, health, beside)
-        self._front = front
-        self._lookups = lookups
-        self._misses = misses
-        self._straight = straight
-        self._table = table
+        self._service = Service(config, clock, handler, inflight, health)
         self._given = given
         self._connections: Connections | None = None
         self._runner: web.ServerRunner | None = None
         self._tls = tls
 
-    @property
-    def inflight(self) -> int:
-        """Requests that are being answered."""
-        return self._service.inflight
-
-    async def start(self, handler: Handler) -> tuple[str, int]:
+    async def start(self) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
-        self._service.handler = handler
-        self._lookups.serve(self._service)
-        self._misses.serve(self._service)
-        self._straight.serve(self._service)
         connections = Connections(
             AiohttpEdge(self._service),
             self._service,
-            self._front,
-            self._lookups,
-            self._misses,
-            self._straight,
-            self._table,
             self._config,
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too
             access_log=None,

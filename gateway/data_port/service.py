@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,74 +13,90 @@ from gateway.bodies import Ready
 from gateway.config.schema import Server as ServerConfig
 from gateway.data_port.compression import compressed
 from gateway.data_port.cors import CrossOrigin
-from gateway.messages import Body, ByteStream, EventStream, Request, Response, Whole
+from gateway.inflight import Inflight
+from gateway.messages import Body, ByteStream, EventStream, Handler, HeadMemo, RequestContext, Response, Whole
 from gateway.observing.request_ids import RequestIds
-from gateway.observing.trace import Trace
-from gateway.pipeline import Handler
 from gateway.ports import BodySource, Clock
+from gateway.response_headers import ResponseHeaders
 
+LOG = logging.getLogger("nearhit")
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class Service:
-    """`health` answers /readyz: whether it is ready, and what it looked at. `beside`: requests that are being answered
-    at other ports; None: there are none. `handler` is set before the first request."""
-
-    handler: Handler
+    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
+    requests that wait, over all ports."""
 
     def __init__(
-        self, config: ServerConfig, clock: Clock, health: Health, beside: Callable[[], int] | None = None
+        self, config: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, health: Health
     ) -> None:
         self.config = config
-        self.beside = beside
-        self.inflight = 0
+        self.clock = clock
+        self.inflight = inflight
+        self.headers = ResponseHeaders()
         self.draining = False
         self.stopping = asyncio.Event()
-        self._clock = clock
+        self._handler = handler
         self._health = health
         self._ids = RequestIds()
         self._cors = CrossOrigin(config.cors)
-        self.fits = bool(config.cors.origins) or config.compress
-
-    @property
-    def full(self) -> bool:
-        """Whether one request more is shed."""
-        inflight = self.inflight if self.beside is None else self.inflight + self.beside()
-        return inflight >= self.config.max_inflight
+        self._compress = config.compress
+        # The answer to a request, to be awaited where something has to be waited for.
+        self.answer: Handler = self._fitted if config.cors.origins or config.compress else handler
 
     def request(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], source: BodySource, peer: str
-    ) -> Request:
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        body_source: BodySource,
+        client_address: str,
+        head: HeadMemo | None = None,
+        head_digest: bytes = b"",
+        trace_headers: Sequence[tuple[str, str]] | None = None,
+    ) -> RequestContext:
         """One that has just come."""
-        return Request(
-            id=self._ids.of(headers),
+        return RequestContext(
+            request_id=self._ids.of(headers),
             method=method,
             path=path,
             query=query,
             headers=headers,
-            source=source,
-            received=self._clock.monotonic(),
-            trace=Trace(self._clock),
-            peer=peer,
+            body_source=body_source,
+            clock=self.clock,
+            client_address=client_address,
+            head=head,
+            head_digest=head_digest,
+            trace_headers=trace_headers,
         )
 
-    async def early(self, method: str, path: str, headers: Mapping[str, str]) -> Response | None:
-        """The answer to what no stage is asked about; POST is none of it."""
+    def early(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
+        """The answer, whole, to what no step is asked about, with all of its headers; POST is none of it."""
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
-            return await self._report(path)
+            return self._report(path)
         preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
         return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), Whole(b""))
 
-    def answer(self, request: Request) -> Awaitable[Response]:
+    def _fitted(self, request: RequestContext) -> Response | Awaitable[Response]:
         """As this client may and can take it."""
-        return self._fitting(request) if self.fits else self.handler(request)
+        answer = self._handler(request)
+        if not isinstance(answer, Response):
+            return self._awaited(request, answer)
+        return answer if answer.wire is not None else self._fitting(request, answer)
 
-    async def _fitting(self, request: Request) -> Response:
-        response = await self.handler(request)
+    async def _awaited(self, request: RequestContext, pending: Awaitable[Response]) -> Response:
+        response = await pending
+        if response.wire is not None:
+            return response
+        answer = self._fitting(request, response)
+        return answer if isinstance(answer, Response) else await answer
+
+    def _fitting(self, request: RequestContext, response: Response) -> Response | Awaitable[Response]:
         headers = self._cors.added(request.headers, response.headers)
-        if headers is not None:
-            response = replace(response, headers=tuple(headers))
-        return await compressed(request.headers, response) if self.config.compress else response
+        if headers is not response.headers:
+            response = Response(response.status, headers, response.body, response.provenance)
+        return compressed(request.headers, response) if self._compress else response
 
     async def _report(self, path: str) -> Response:
         if path == "/healthz":
@@ -91,7 +107,7 @@ class Service:
         return Response(status, (("Content-Type", kind), ("Server", "nearhit")), Whole(body))
 
 
-def at_hand(body: Body) -> bytes | None:
+def body_at_hand(body: Body) -> bytes | None:
     """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
     costs a fifth of one write an event."""
     if isinstance(body, Whole):

@@ -7,14 +7,18 @@ it stays in use for HTTP/1.0, where it knows more than this does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
 Headers = Sequence[tuple[str, str]]
+MAX_STARTS = 1024  # that are remembered, of up to some kB
+BODILESS = frozenset({204, 304, *range(100, 200)})
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
+CLOSES = b"\r\nConnection: close"  # behind another line of the head
 
 
 class Prebuilt:
@@ -40,51 +44,61 @@ def whole(http: web.BaseRequest, status: int, headers: Headers, body: bytes) -> 
     if http.version != (1, 1):
         return web.Response(status=status, headers=headers, body=body)
     keep_alive = bool(http.keep_alive)
-    answer = whole_answer(http.method, status, headers, body, keep_alive=keep_alive)
+    answer = bare_answer(http.method, status, headers, body, keep_alive=keep_alive)
     return Prebuilt(status, answer, len(body), keep_alive=keep_alive)
 
 
-def whole_answer(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
-    """Head and body. `method`: of the request; the answer to a HEAD has the length of what is not sent. Raises
-    `ValueError` on a header that would end its line."""
-    if bodiless("", status):
-        return head_of(status, _without_length(headers), keep_alive=keep_alive)
-    if method == "HEAD":
-        known = any(name.lower() == "content-length" for name, _ in headers)
-        return head_of(status, headers, length=None if known else len(body), keep_alive=keep_alive)
-    return head_of(status, _without_length(headers), length=len(body), keep_alive=keep_alive) + body
+def bare_answer(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
+    """Head and body, with no headers but these and what frames them. `method`: of the request. Raises `ValueError` on a
+    header that would end its line."""
+    fields, length = whole_fields(method, status, headers, len(body))
+    said = length_line(length)
+    date, closes = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
+    data = b"" if bodiless(method, status) else body
+    return b"%b%b%bDate: %b%b\r\n\r\n%b" % (STATUS_LINES[status], fields_of(fields), said, date, closes, data)
 
 
 def bodiless(method: str, status: int) -> bool:
     """Whether an answer has no body, whatever its headers say (RFC 9112 section 6.3)."""
-    return method == "HEAD" or status in (204, 304) or status < 200
+    return method == "HEAD" or status in BODILESS
 
 
-def stream_head(method: str, status: int, headers: Headers, *, keep_alive: bool) -> tuple[bytes, bool]:
-    """The head of a body that comes in pieces, and whether they go in chunks: they do where nobody has said how long
-    they are together."""
+def whole_fields(method: str, status: int, headers: Headers, length: int) -> tuple[Headers, int | None]:
+    """-> the headers of an answer whose body is all there, and the length that is to be said of it; None: none. The
+    answer to a HEAD has the length of what is not sent."""
+    if bodiless("", status):
+        return _without_length(headers), None
+    if method == "HEAD":
+        known = any(name.lower() == "content-length" for name, _ in headers)
+        return headers, None if known else length
+    return _without_length(headers), length
+
+
+def length_line(length: int | None) -> bytes:
+    return b"" if length is None else b"Content-Length: %d\r\n" % length
+
+
+@lru_cache(maxsize=MAX_STARTS)
+def start_of(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """The first lines of an answer with a body whose length is said: its status and its headers, but for that length.
+    Remembered: backends answer with the same few headers again and again. Raises `ValueError`."""
+    return STATUS_LINES[status] + fields_of(_without_length(headers))
+
+
+def stream_fields(method: str, status: int, headers: Headers) -> tuple[Headers, bool]:
+    """-> the headers of an answer whose body comes in pieces, and whether they go in chunks: they do where nobody has
+    said how long they are together."""
     names = {name.lower() for name, _ in headers}
     none = bodiless(method, status)
-    chunked = not none and "content-length" not in names
-    added = [("Transfer-Encoding", "chunked")] if chunked else []
-    if not none and "content-type" not in names:
-        added.append(("Content-Type", "application/octet-stream"))  # RFC 9110 section 8.3
     kept = _without_length(headers) if status == 204 or status < 200 else headers
-    return head_of(status, [*kept, *added], keep_alive=keep_alive), chunked
+    if not none and "content-type" not in names:
+        kept = [*kept, ("Content-Type", "application/octet-stream")]  # RFC 9110 section 8.3
+    return kept, not none and "content-length" not in names
 
 
 def chunk_of(piece: bytes) -> bytes:
     """`piece` is not empty: that would be the last one."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)
-
-
-def head_of(status: int, headers: Headers, *, length: int | None = None, keep_alive: bool) -> bytes:
-    """`length`: of the body, where that is how its end is found. Raises `ValueError` on a header that would end its
-    line: an answer cannot be split in two."""
-    ends = "" if length is None else f"Content-Length: {length}\r\n"
-    closes = "" if keep_alive else "\r\nConnection: close"
-    date = rfc822_formatted_time()
-    return STATUS_LINES[status] + fields_of(headers) + f"{ends}Date: {date}{closes}\r\n\r\n".encode()
 
 
 class _StatusLines(dict[int, bytes]):
@@ -99,7 +113,7 @@ STATUS_LINES = _StatusLines()
 
 
 def fields_of(headers: Headers) -> bytes:
-    """Each with the end of its line. Raises `ValueError`."""
+    """Each with the end of its line. Raises `ValueError`: an answer cannot be split in two."""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError("a header contains a line break")
@@ -107,4 +121,4 @@ def fields_of(headers: Headers) -> bytes:
 
 
 def _without_length(headers: Headers) -> Headers:
-    return [(name, value) for name, value in headers if name.lower() != "content-length"]
+    return [header for header in headers if header[0].lower() != "content-length"]

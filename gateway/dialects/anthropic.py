@@ -7,6 +7,7 @@ blocks and kinds of deltas are kept everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Event
+from gateway.messages import Bypass, Call, Decisive, Event
 from gateway.ports import Inspection, TextAnswer
 
 MESSAGES = "/v1/messages"
@@ -43,22 +44,14 @@ class Anthropic(Conversational):
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         given = parse_object(body)
         _check(given)
-        decisive = {key: value for key, value in given.items() if key not in NOT_DECISIVE}
-        if b'"cache_control"' in body:
-            decisive = _unmarked(decisive)
-        said = _headers(headers)
-        question, context, no_question = _question(decisive)
         return Call(
             dialect=self,
             operation=answers.MESSAGES,
             body=given,
             model=given["model"],
             stream=given.get("stream") is True,
-            canonical=orjson.dumps([decisive, said], option=orjson.OPT_SORT_KEYS),
-            context=orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
-            question=question,
-            no_question=no_question,
-            said=_prompt(given),
+            found=partial(_decisive, given, headers, marked=b'"cache_control"' in body),
+            said=_prompt,
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
         )
@@ -105,6 +98,21 @@ def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
 
 def _bytewise(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool) -> Decisive:
+    """`marked`: it may say what the provider is to cache, which decides no answer."""
+    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    if marked:
+        decisive = _unmarked(decisive)
+    said = _headers(headers)
+    question, context, no_question = _question(decisive)
+    return Decisive(
+        orjson.dumps([decisive, said], option=orjson.OPT_SORT_KEYS),
+        orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
+        question,
+        no_question,
+    )
 
 
 def _check(body: Mapping[str, Any]) -> None:

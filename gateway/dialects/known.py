@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from gateway.dialects.anthropic import Anthropic, speaks_anthropic
 from gateway.dialects.kserve import KServe
@@ -14,6 +15,7 @@ from gateway.ports import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
 
+MAX_PATHS = 1024  # that are remembered, of at most a request line each
 VERSIONED = "/v1"  # how the paths of most APIs begin
 MODELS = VERSIONED + "/models"  # may be put together from several backends'
 
@@ -21,11 +23,13 @@ MODELS = VERSIONED + "/models"  # may be put together from several backends'
 BESIDE = {OpenAIResponses.name: OpenAI.name}
 
 
-def understands(speaks: str, dialect: Dialect) -> bool:
-    """Whether a backend that speaks the one can be asked in the other."""
-    return speaks in (dialect.name, BESIDE.get(dialect.name))
+@lru_cache
+def understands(speaks: str, dialect: str) -> bool:
+    """Whether a backend that speaks the one dialect can be asked in the other, by their names."""
+    return speaks in (dialect, BESIDE.get(dialect))
 
 
+@lru_cache(maxsize=MAX_PATHS)
 def dialect_of(method: str, path: str) -> Dialect | None:
     """Whose request this is; None: nobody's, so that it passes through as it comes."""
     return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)

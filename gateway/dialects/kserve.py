@@ -24,7 +24,7 @@ from gateway.dialects.kserve_message import (
 from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Bypass, Call, Event
+from gateway.messages import Admission, Bypass, Call, Decisive, Event
 from gateway.ports import Formed, Inspection, Outgoing, TextAnswer, Token
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
@@ -42,6 +42,7 @@ class KServe(Unstreamed):
     and compared by SHA-256. Answers are kept as bytes, and written as each client asks."""
 
     name = "kserve"
+    reforms = True
     path = PATH
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
@@ -67,10 +68,7 @@ class KServe(Unstreamed):
             body={"inference": inference},
             model=model,
             stream=stream,
-            canonical=canonical,
-            context=context,
-            question=text,
-            no_question=Bypass.NO_TEXT if text is None else None,
+            found=Decisive(canonical, context, text, Bypass.NO_TEXT if text is None else None),
             said=text or " ".join(_texts(inference)),
             max_tokens=_max_tokens(inference),
             user=None,
@@ -92,10 +90,12 @@ class KServe(Unstreamed):
             body=value,
             model=model,
             stream=operation == "generate_stream",
-            canonical=written([model, version, said], canonical=True),
-            context=written([model, version, {**said, TEXT_INPUT: None}], canonical=True),
-            question=asked,
-            no_question=None if asked else Bypass.NO_TEXT,
+            found=Decisive(
+                written([model, version, said], canonical=True),
+                written([model, version, {**said, TEXT_INPUT: None}], canonical=True),
+                asked,
+                None if asked else Bypass.NO_TEXT,
+            ),
             said=asked or "",
             max_tokens=limit if type(limit) is int and limit > 0 else None,
             user=None,

@@ -17,9 +17,8 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
-from gateway.errors import BadRequest
-from gateway.messages import Admission, Bypass, Call, Event
-from gateway.ports import Inspection, Outgoing, Relayed, TextAnswer
+from gateway.messages import Admission, Bypass, Call, Decisive, Event
+from gateway.ports import Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
@@ -40,28 +39,17 @@ class OpenAI(Conversational):
         return method == "POST" and path in OPERATIONS
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        value, written = read_object(body, canonical=True)
+        value, written = read_object(body)
         return _call(self, OPERATIONS[path], value, written)
 
-    def relayed(self, path: str, body: bytes) -> Relayed | None:
-        """A call as it is sent on, where nobody needs to know more of it than that: what `parse` and `outgoing` make of
-        it. None: `parse` is to be asked, since it is a stream, or wrong."""
-        try:
-            value, written = read_object(body)
-            operation = OPERATIONS[path]
-            _check(value, operation)
-        except BadRequest:
-            return None
-        if value.get("stream") is True:
-            return None
-        most = value.get("max_completion_tokens") or value.get("max_tokens")
-        return Relayed(value, written, value["model"], _prompt_length(operation, value), most)
-
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
+        completed = call.stream and kept and call.operation != "embeddings"
+        if model is None and not completed and call.written is not None:
+            return Outgoing(path, call.written)
         body: dict[str, Any] = dict(call.body)
         if model is not None:
             body["model"] = model
-        if call.stream and kept and call.operation != "embeddings":
+        if completed:
             # The usage is part of the answer that is stored; `shown` hides it from clients that did not ask.
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Outgoing(path, orjson.dumps(body))
@@ -123,36 +111,37 @@ def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
 
 
 def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
-    """`written`: canonical JSON of `body`, where that is at hand."""
+    """`written`: `body` as JSON, where that is at hand."""
     _check(body, operation)
-    stored = operation == "chat.completions" and body.get("store") is True
-    if written is not None and NOT_ALWAYS_DECISIVE.isdisjoint(body):
-        decisive, canonical = body, written
-    else:
-        decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
-        if not stored:  # the protocol's default; what is kept upstream has an id that means something there
-            decisive.pop("store", None)
-        canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
-    question, context, no_question = _question(operation, decisive)
     embeddings = operation == "embeddings"
-    return Call(  # by position: named ones go through a dictionary first, and every request comes by here
-        dialect,
-        operation,
-        body,
-        body["model"],
-        body.get("stream") is True,
-        canonical,
-        orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
-        question,
-        no_question,
-        PROMPTS[operation],
-        body.get("max_completion_tokens") or body.get("max_tokens"),
-        body.get("user"),
-        _inputs(body) if embeddings else (),
-        None,
-        stored,
-        Inputs(partial(_call, dialect, operation)) if embeddings and _several(body) else None,
+    stored = body.get("store") is True and operation == "chat.completions"
+    return Call(
+        dialect=dialect,
+        operation=operation,
+        body=body,
+        model=body["model"],
+        stream=body.get("stream") is True,
+        found=partial(_decisive, operation, body, stored=stored),
+        said=PROMPTS[operation],
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        user=body.get("user"),
+        questions=_inputs(body) if embeddings else (),
+        stored=stored,
+        batch=Inputs(partial(_call, dialect, operation)) if embeddings and _several(body) else None,
+        written=written,
     )
+
+
+def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive:
+    """`stored`: the answer is kept upstream under its id, so that `store` decides something; False is the protocol's
+    default."""
+    decisive = body
+    if not NOT_ALWAYS_DECISIVE.isdisjoint(body):
+        dropped = NOT_DECISIVE if stored else NOT_ALWAYS_DECISIVE
+        decisive = {key: value for key, value in body.items() if key not in dropped}
+    question, context, no_question = _question(operation, decisive)
+    canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
+    return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)
 
 
 def _check(body: Mapping[str, Any], operation: str) -> None:
@@ -251,24 +240,6 @@ PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "completions": _completion_prompt,
     "embeddings": lambda _: "",
 }
-
-
-def _prompt_length(operation: str, body: Mapping[str, Any]) -> int:
-    """Of `Call.prompt`, in characters, without writing it."""
-    if operation != "chat.completions":
-        return len(PROMPTS[operation](body))
-    messages = body["messages"]
-    length, turns = -2, 0
-    for message in messages:
-        content = message.get("content")
-        if content.__class__ is not str:
-            return len(PROMPTS[operation](body))
-        if content:
-            length += len(message["role"]) + len(content) + 4  # `: `, and a blank line between two
-            turns += 1
-    if len(messages) == 1:
-        return len(content)
-    return length if turns else 0
 
 
 def _several(body: Mapping[str, Any]) -> bool:

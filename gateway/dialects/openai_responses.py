@@ -19,7 +19,7 @@ from gateway.dialects.openai_responses_events import events_of
 from gateway.dialects.openai_responses_text import ResponsesTextAnswer
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Bypass, Call, Event
+from gateway.messages import Admission, Bypass, Call, Decisive, Event
 from gateway.ports import Inspection, TextAnswer
 
 RESPONSES = "/v1/responses"
@@ -39,20 +39,15 @@ class OpenAIResponses(Conversational):
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         given = parse_object(body)
         _check(given)
-        decisive = {key: value for key, value in given.items() if key not in NOT_DECISIVE}
         bypass = _bypass(given)
-        question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
         return Call(
             dialect=self,
             operation=OPERATION,
             body=given,
             model=given.get("model") or "",
             stream=given.get("stream") is True,
-            canonical=orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),
-            context=orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
-            question=question,
-            no_question=no_question,
-            said=_prompt(given),
+            found=partial(_decisive, given, bypass),
+            said=_prompt,
             max_tokens=given.get("max_output_tokens"),
             user=given.get("user"),
             uncached=bypass,
@@ -132,6 +127,13 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("metadata", dict, "an object"),
     ("user", str, "a string"),
 )
+
+
+def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
+    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
+    canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
+    return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)
 
 
 def _check(body: Mapping[str, Any]) -> None:

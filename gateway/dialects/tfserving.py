@@ -11,7 +11,7 @@ import orjson
 from gateway.dialects.json_body import parse_numbers, written
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Admission, Bypass, Call
+from gateway.messages import Admission, Bypass, Call, Decisive
 from gateway.ports import Inspection, Outgoing
 
 PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
@@ -41,10 +41,7 @@ class TFServing(Unstreamed):
             body=value,
             model=model,
             stream=False,
-            canonical=canonical,
-            context=canonical,
-            question=None,
-            no_question=Bypass.NO_TEXT,
+            found=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
             said=" ".join(_texts(value[given[0]])),
             max_tokens=None,
             user=None,

@@ -19,7 +19,7 @@ from multipart import (
 
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call
+from gateway.messages import Bypass, Call, Decisive
 from gateway.ports import Outgoing
 
 PATH = re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?")
@@ -58,10 +58,7 @@ class TorchServe(Unstreamed):
             body={"content": content},
             model=model,
             stream=False,
-            canonical=canonical,
-            context=canonical,
-            question=None,
-            no_question=Bypass.NO_TEXT,
+            found=Decisive(canonical, canonical, None, Bypass.NO_TEXT),
             said=_text(body) if kind in ("text/plain", "application/json", "") else "",
             max_tokens=None,
             user=None,

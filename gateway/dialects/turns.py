@@ -19,6 +19,7 @@ class Conversational(ABC):
     """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
 
     id_header: str | None = None
+    reforms = False
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         body = call.body if model is None else {**call.body, "model": model}

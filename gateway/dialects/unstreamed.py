@@ -17,6 +17,7 @@ class Unstreamed:
 
     name = ""
     id_header: str | None = None
+    reforms = False
     path: re.Pattern[str]  # whole: of the requests that are this dialect's
 
     def claims(self, method: str, path: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ from gateway.bodies import AtHand
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Embedding, Request
-from gateway.observing.trace import Trace
+from gateway.messages import Call, Embedding, RequestContext
 from gateway.policy.limits import Limits
 from gateway.policy.model import Route, Target
 from gateway.ports import Clock
@@ -56,9 +55,14 @@ class Explanation:
     if_late: str | None = None  # what becomes of the request where nobody is in time
     budgets: Mapping[str, Any] | None = None  # what is left of them, in seconds, as `Remaining`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
+    steps: Sequence[tuple[str, str]] = ()  # name and reason of each, outermost first, as `pipeline.steps_of`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def steps_as_text(self) -> str:
+        width = max(len(name) for name, _ in self.steps)
+        return "\n".join(f"{name:<{width}}  {reason}" for name, reason in self.steps)
 
     def as_text(self) -> str:
         shown = {
@@ -132,7 +136,7 @@ def _seconds(prediction: Mapping[str, float]) -> str:
     )
 
 
-def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
+def request_of(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
     """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
     `BadRequest`."""
     if not isinstance(value, dict):
@@ -142,18 +146,17 @@ def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
     headers = wrapped.get("headers", {})
     if not isinstance(headers, dict):
         raise BadRequest(f"{where}: headers: expected an object of names and values")
-    request = Request(
-        id="explain",
+    request = RequestContext(
+        request_id="explain",
         method="POST",
         path=str(wrapped.get("path", "/v1/chat/completions")),
         query="",
         headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
-        source=AtHand(),
-        received=clock.monotonic(),
-        trace=Trace(clock),
-        body=orjson.dumps(wrapped["body"]),
+        body_source=AtHand(),
+        clock=clock,
+        tenant=str(wrapped.get("tenant", ANONYMOUS)),
     )
-    request.trace.tenant = str(wrapped.get("tenant", ANONYMOUS))
+    request.body = orjson.dumps(wrapped["body"])
     dialect = dialect_of(request.method, request.path)
     if dialect is None:
         raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
@@ -161,10 +164,16 @@ def request_of(value: object, clock: Clock, where: str) -> tuple[Request, Call]:
 
 
 def explanation_of(
-    request: Request, call: Call, route: Route, embedding: Embedding | None, decision: Decision, outlook: Outlook | None
+    request: RequestContext,
+    call: Call,
+    route: Route,
+    decision: Decision,
+    outlook: Outlook | None,
+    steps: Sequence[tuple[str, str]],
 ) -> Explanation:
-    """`request` with all that its route decides; `outlook` None where no latencies are known."""
-    bounded = request.trace.outlook
+    """`request`: filled in by its route and the decision. `outlook` None: no latencies are known. `steps`: of the
+    route's pipeline."""
+    bounded, embedding = request.outlook, request.embedding
     return Explanation(
         route=route.name,
         file=route.file,
@@ -177,7 +186,7 @@ def explanation_of(
         exact=_exact(route, call),
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
-        complexity=request.trace.complexity,
+        complexity=request.complexity,
         thresholds=_thresholds(request, route),
         rule=_rule(route),
         to_hold_share=_to_hold_share(request, route),
@@ -195,6 +204,7 @@ def explanation_of(
         if_late=LATE[route.promise.late],
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
+        steps=steps,
     )
 
 
@@ -208,7 +218,7 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
     if call.no_question is not None or (embedding is not None and embedding.partial):
-        return f"not asked: {call.no_question or Bypass.TOO_LONG}"
+        return f"not asked: {call.no_question or (embedding and embedding.why_partial)}"
     acceptance = route.semantic.acceptance
     if acceptance.max_wrong_hits is not None:
         return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
@@ -234,9 +244,9 @@ def _shadow(target: Target) -> str | None:
     return None if rule is None else f"{rule.backend}, {100 * rule.share:g}% of the misses"
 
 
-def _thresholds(request: Request, route: Route) -> tuple[float, ...]:
+def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
     """Those of the policy, or the one that follows the traffic: without a running gateway, the one of a start."""
-    wish = request.trace.wish
+    wish = request.wish
     return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
 
 
@@ -247,8 +257,8 @@ def _rule(route: Route) -> str:
     return f"{key}: {100 * value:g}%" if key == "large_share" else f"{key}: {value:g}"
 
 
-def _to_hold_share(request: Request, route: Route) -> bool:
-    wish, score = request.trace.wish, request.trace.complexity
+def _to_hold_share(request: RequestContext, route: Route) -> bool:
+    wish, score = request.wish, request.complexity
     if wish is None or score is None or route.target.large_share is None:
         return False
     return wish.large != (score > wish.threshold)

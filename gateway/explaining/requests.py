@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import orjson
 from aiohttp import web
 
 from gateway.admin.answers import json_answer
-from gateway.composition.dispatching import deciding_of
 from gateway.composition.parts import Parts
+from gateway.composition.steps import deciding_of
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.explaining.explanation import Explanation, explanation_of, request_of
+from gateway.pipeline import Deployment, steps_of
 from gateway.policy.model import Policy
-from gateway.stages.policy import routed
+from gateway.steps.parse_and_route import apply_route
 
 PATH = "/admin/explain"
 
@@ -24,9 +24,10 @@ PATH = "/admin/explain"
 class ExplainRequests:
     """`policy` and `parts` give those in force: a held one would keep a former index from being freed."""
 
-    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts]) -> None:
+    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts], deployment: Deployment) -> None:
         self._policy = policy
         self._parts = parts
+        self._deployment = deployment
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
@@ -47,11 +48,11 @@ class ExplainRequests:
         request, call = request_of(value, parts.clock, "the body")
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
-        embedding = None
+        apply_route(request, call, route)
         if call.question is not None:
             with suppress(EmbedderUnavailable):  # a request would go on without, too
-                embedding = await parts.space.embedder.embed(call.question)
-        request = replace(routed(request, request.body, call, route), embedding=embedding)
+                request.embedding = await parts.space.embedder.embed(call.question)
         deciding = deciding_of(route, parts)
         decision = deciding.decide(request)
-        return explanation_of(request, call, route, embedding, decision, deciding.outlook(request))
+        steps = steps_of(route, self._deployment)
+        return explanation_of(request, call, route, decision, deciding.outlook(request), steps)

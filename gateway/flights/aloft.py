@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.messages import Entry, Request, Vector
+from gateway.messages import Entry, RequestContext, Vector
 
 # Looked through by a matrix product: 20 us for so many of 384 dimensions. Beyond, questions fly unseen.
 MAX_IN_SCOPE = 64
@@ -35,7 +35,7 @@ class Aloft:
         """Those that may be waited for; those of other scopes are nobody's business."""
         return tuple(self._scopes.get(scope, ()))
 
-    def add(self, request: Request, vector: Vector) -> Question | None:
+    def add(self, request: RequestContext, vector: Vector) -> Question | None:
         """None where there are too many already."""
         if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
@@ -56,13 +56,14 @@ class Aloft:
         question.landed.set_result(None)
 
 
-def to_come(request: Request) -> Entry:
+def to_come(request: RequestContext) -> Entry:
     """What will be stored of a question, but for its answer."""
     return entry_of(request)
 
 
 def entry_of(
-    request: Request,
+    request: RequestContext,
+    *,
     streamed: bool = False,
     payload: tuple[bytes, ...] = (),
     content_type: str = "",
@@ -75,28 +76,27 @@ def entry_of(
     upstream_s: float = 0.0,
     tags: tuple[str, ...] = (),
 ) -> Entry:
-    """What is stored of a question with this answer. Made in one go, as a copy of it costs as much again, and by
-    position (`gateway.messages.values`)."""
+    """What is stored of a question with this answer."""
     call = request.call
     assert call is not None  # what has been embedded, or answered by a backend, has a question
     return Entry(
-        request.fingerprint,
-        request.scope,
-        request.tenant,
-        request.route,
-        call.model,
-        call.operation,
-        call.dialect.name,
-        call.question,
-        streamed,
-        payload,
-        content_type,
-        created,
-        expires,
-        backend,
-        input_tokens,
-        output_tokens,
-        cost_dollars,
-        upstream_s,
-        tags,
+        fingerprint=request.fingerprint,
+        scope=request.scope,
+        tenant=request.tenant,
+        route=request.route,
+        model=call.model,
+        operation=call.operation,
+        dialect=call.dialect.name,
+        question=call.question,
+        streamed=streamed,
+        payload=payload,
+        content_type=content_type,
+        created=created,
+        expires=expires,
+        backend=backend,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cost_dollars=cost_dollars,
+        upstream_s=upstream_s,
+        tags=tags,
     )

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, Refused, StreamBroken
@@ -27,23 +27,6 @@ MAX_BATCH, BATCH_PART = 64, 128
 MAX_STALL_S = 20.0
 
 
-class Joinable(Protocol):
-    """An answer on its way that others may wait for."""
-
-    origin: Traced | None  # the request that caused it, if that is traced
-
-    @property
-    def open(self) -> bool:
-        """Whether a newcomer still gets the whole answer."""
-
-    async def join(self) -> Response:
-        """The answer for one client. Raises what the call raised, and `Led`."""
-
-
-class Led(Exception):
-    """Another flight is in the air by now with what this one was to bring: who waits joins that."""
-
-
 class Flight:
     """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
     cancelled, upstream too, when the last one has left. `origin`: of the request that caused it, if that is traced."""
@@ -62,11 +45,12 @@ class Flight:
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
         self._headless: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
+        self._abandoned = False  # the last reader has left
         self.task = self._loop.create_task(self._fly(answer))
 
     @property
     def open(self) -> bool:
-        return self._trimmed == 0 and self._error is None and not self.task.cancelling()
+        return self._trimmed == 0 and self._error is None and not self._abandoned
 
     async def join(self) -> Response:
         """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
@@ -92,8 +76,10 @@ class Flight:
         self._positions.pop(reader, None)
         if self._taken is not None:
             self._taken.set()
-        if not self._positions and not self._over:
-            self.task.cancel()
+        if not self._positions and not self._over and not self._abandoned:
+            self._abandoned = True
+            # Once it has begun: what it waits for may hold resources, which a task that never ran would not give back.
+            self._loop.call_soon(self.task.cancel)
 
     # The reader's side
 

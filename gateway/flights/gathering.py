@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from gateway.bodies import close_body
 from gateway.errors import BackendError, Malformed, Refused
-from gateway.messages import Request, Response, Whole
-from gateway.pipeline import Handler
+from gateway.messages import Handler, RequestContext, Response, Whole, resolved
 from gateway.ports import Batch
 
 # An input that waits for another request's call of the same input does not arrive here. Once nothing has been heard of
@@ -21,7 +20,7 @@ MAX_INPUTS = 128
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    request: Request
+    request: RequestContext
     answer: asyncio.Future[Response]
 
 
@@ -37,7 +36,7 @@ class Gathering:
         self._forward: Handler | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def join(self, request: Request, forward: Handler) -> Response:
+    async def join(self, request: RequestContext, forward: Handler) -> Response:
         """The answer for this input. Raises what the call raised."""
         member = _Member(request, asyncio.get_running_loop().create_future())
         self._forward = forward
@@ -96,10 +95,10 @@ class _Flight:
 
     async def _answers(self, forward: Handler) -> list[Response]:
         if len(self._members) == 1:
-            return [await forward(self._members[0].request)]
+            return [await resolved(forward(self._members[0].request))]
         calls = [member.request.call for member in self._members]
         known = [call for call in calls if call is not None]
-        response = await forward(replace(self._members[0].request, call=self._batch.gathered(known)))
+        response = await resolved(forward(self._members[0].request.with_call(self._batch.gathered(known))))
         if not isinstance(response.body, Whole):
             await close_body(response.body)
             raise BackendError("the answer to several inputs is too large to be read", retryable=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
+from gateway.bounded_cache import BoundedCache
 from gateway.ports import Clock
 
 # Long enough that a crowd which keeps coming is not held up again and again, short enough that a backend which has
@@ -19,24 +18,21 @@ class Unstorable:
     def __init__(self, clock: Clock, *, seconds: float = REMEMBERED_S, limit: int = MAX_REMEMBERED) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._limit = limit
-        self._until: OrderedDict[str, float] = OrderedDict()  # in the order in which they are forgotten
+        self._until: BoundedCache[str, float] = BoundedCache(limit)  # in the order in which they are forgotten
 
     def __len__(self) -> int:
         return len(self._until)
 
     def __contains__(self, fingerprint: str) -> bool:
-        until = self._until.get(fingerprint)
+        until = self._until.peek(fingerprint)
         return until is not None and self._clock.monotonic() < until
 
     def add(self, fingerprint: str) -> None:
         """Remembers it from now on. Beyond the limit the oldest is forgotten, and so is what is over."""
-        now = self._clock.monotonic()
-        self._until.pop(fingerprint, None)
-        self._until[fingerprint] = now + self._seconds
-        while self._until and (len(self._until) > self._limit or next(iter(self._until.values())) <= now):
-            self._until.popitem(last=False)
+        self._until.put(fingerprint, self._clock.monotonic() + self._seconds)
+        while (oldest := next(iter(self._until))) not in self:
+            self._until.pop(oldest)
 
     def discard(self, fingerprint: str) -> None:
         """An answer to it has been stored."""
-        self._until.pop(fingerprint, None)
+        self._until.pop(fingerprint)

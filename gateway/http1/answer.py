@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.http1.connection import Connection
-    from gateway.http1.known import Like
 
 
 class Answer:
     """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
     it."""
 
-    __slots__ = ("_connection", "error", "headers", "kept", "like", "noted", "pieces", "status", "unread", "whole")
+    __slots__ = ("_connection", "error", "headers", "memo", "noted", "pieces", "status", "unread", "whole")
 
     def __init__(self, connection: Connection | None) -> None:
         self._connection = connection  # None: over, or not begun
-        self.like: Like | None = None  # where its head was known before
         self.noted: dict[str, str] = {}  # see `heads.NOTED`
-        self.kept = False  # the connection had served before
         self.status = 0  # no final head has come yet
         self.headers: list[tuple[str, str]] = []
+        self.memo: dict[bool, Any] | None = None  # of its `KnownHead`
         self.pieces: list[bytes] = []  # of the body, as they came, and not read yet
         self.unread = 0  # bytes
         self.whole = False  # the last byte has come
@@ -32,15 +30,6 @@ class Answer:
     def at_end(self) -> bool:
         """Nothing of the body is left to read."""
         return self.whole and not self.pieces
-
-    async def arrived(self, due: float) -> None:
-        """Until its head is here, or why there will be none. Whoever stops waiting ends the exchange."""
-        try:
-            while not self.status and self._connection is not None:
-                await self._connection.wait(due)
-        except BaseException:
-            self.close()
-            raise
 
     async def read(self, due: float) -> bytes:
         """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event

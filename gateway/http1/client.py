@@ -46,27 +46,22 @@ class Client:
 
         Raises `ExchangeFailed`, and what `body` raises."""
         connection = self.pool.idle() or await self.pool.connected(due)
-        kept = connection.served > 0
-        try:
-            return await connection.exchange(head, body, length=length, headless=headless, due=due)
-        except Disconnected:
-            if not kept or not repeatable or not isinstance(body, bytes):
+        while True:
+            repeatable = repeatable and connection.served > 0 and isinstance(body, bytes)
+            answer = connection.send(head, body, length=length, headless=headless)
+            try:
+                while not answer.status:
+                    if answer.error is not None:
+                        raise answer.error
+                    await connection.wait(due)
+                return answer
+            except Disconnected:
+                if not repeatable:
+                    raise
+            except BaseException:
+                answer.close()
                 raise
-        connection = await self.pool.connected(due)
-        return await connection.exchange(head, body, length=length, headless=headless, due=due)
-
-    async def resumed(
-        self, answer: Answer, head: bytes, body: bytes, *, headless: bool, repeatable: bool, due: float
-    ) -> Answer:
-        """As `ask`, of a request that was sent by `Connection.send`, or was to be. `head` and `body`: what was sent."""
-        await answer.arrived(due)
-        if answer.status:
-            return answer
-        assert answer.error is not None
-        if not isinstance(answer.error, Disconnected) or not repeatable or not answer.kept:
-            raise answer.error
-        connection = await self.pool.connected(due)
-        return await connection.exchange(head, body, length=len(body), headless=headless, due=due)
+            repeatable, connection = False, await self.pool.connected(due)
 
     async def close(self) -> None:
         await self.pool.close()

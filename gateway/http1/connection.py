@@ -48,7 +48,6 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None  # the one that is awaited
         self._upload: Upload | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._told: Callable[[], None] | None = None  # instead of a waiter
         self._wakes: Callable[[], None] | None = None
         self._silence_s = self._due = self._heard_at = 0.0  # see `follow`; a time of the event loop
         self._acknowledges = False  # until the next request is sent
@@ -58,13 +57,14 @@ class Connection(asyncio.Protocol):
 
     # What the pool and the client call.
 
-    async def exchange(
-        self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool, due: float
-    ) -> Answer:
-        """Sends a request, and returns when the final head of its answer is here. `length` of a body that streams;
-        None: in chunks. `due`: time of the event loop. Raises `ExchangeFailed`, and what `body` raises."""
-        assert self.transport is not None
-        answer = self._begun(headless=headless)
+    def send(self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool) -> Answer:
+        """Sends a request, and returns its answer, of which nothing has come: `wait` for it. `length` of a body that
+        streams; None: in chunks."""
+        assert self.transport is not None and self._answer is None
+        answer = self._answer = Answer(self)
+        self._parser.begin(answer, headless=headless)
+        self.served += 1
+        self._acknowledges = False
         if not isinstance(body, bytes):
             self.transport.write(head)
             self._upload = Upload(self.transport, body, length, self._upload_failed)
@@ -72,49 +72,16 @@ class Connection(asyncio.Protocol):
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
-        try:
-            while not answer.status:
-                if answer.error is not None:
-                    raise answer.error
-                await self.wait(due)
-        except BaseException:
-            answer.close()
-            raise
         return answer
 
-    def send(self, request: bytes, due: float, told: Callable[[], None]) -> Answer:
-        """Sends a request whose body is at hand, and returns at once. `told` is called, once, when something has come
-        of it: the head of its answer with as much of the body as came with that, or the end of the exchange. `tell`
-        asks for more."""
-        assert self.transport is not None
-        answer = self._begun(headless=False)
-        self._told = told
-        self._alarm.set(due)
-        self.transport.write(request)
-        return answer
-
-    def tell(self, due: float, told: Callable[[], None]) -> None:
-        """As `wait`, for who sent by `send`."""
-        if self._parser.heard and not self._acknowledges:
-            self._acknowledge()
-        self._told = told
-        self._alarm.set(due)
-
-    def forget(self) -> None:
-        """Who was to be told will wait, or ask, instead."""
-        self._told = None
-
-    async def wait(self, due: float) -> None:
-        """Until something has come of the exchange, its failure included."""
+    def wait(self, due: float) -> asyncio.Future[None]:
+        """Done once something has come of the exchange, its failure included. Whoever gives up waiting closes the
+        answer."""
         if self._parser.heard and not self._acknowledges:
             self._acknowledge()
         waiter = self._waiter = self._loop.create_future()
         self._alarm.set(due)
-        try:
-            await waiter
-        finally:
-            if self._waiter is waiter:  # or the connection is another's by now
-                self._waiter = None
+        return waiter
 
     def follow(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
         """See `Answer.tell`."""
@@ -214,16 +181,6 @@ class Connection(asyncio.Protocol):
 
     # Its own affairs.
 
-    def _begun(self, *, headless: bool) -> Answer:
-        """The answer to a request that is sent next."""
-        assert self._answer is None
-        answer = self._answer = Answer(self)
-        self._parser.begin(answer, headless=headless)
-        answer.kept = self.served > 0
-        self.served += 1
-        self._acknowledges = False
-        return answer
-
     def _finish(self, answer: Answer) -> None:
         """The last byte of the answer has come."""
         self._answer = None
@@ -256,7 +213,7 @@ class Connection(asyncio.Protocol):
     def _rang(self) -> None:
         if self._answer is None:
             self.close()  # it lay idle for long enough
-        elif self._waiter is not None or self._told is not None:
+        elif self._waiter is not None and not self._waiter.done():
             self._fail(TimedOut("nothing came in time"))
         elif self._wakes is not None:
             due = min(self._heard_at + self._silence_s, self._due)
@@ -270,9 +227,9 @@ class Connection(asyncio.Protocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        told, self._told, self._wakes = self._told or self._wakes, None, None
-        if told is not None:
-            told()
+        wakes, self._wakes = self._wakes, None
+        if wakes is not None:
+            wakes()
 
     def _acknowledge(self) -> None:
         """Before the first wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one

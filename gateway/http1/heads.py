@@ -12,35 +12,40 @@ START = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
 # RFC 9110 section 8.6: to these a request without a body says no length.
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 NOT_ALLOWED = "a request's method, target or headers have signs in them that HTTP/1.1 does not allow"
-CHUNKED = "Transfer-Encoding: chunked\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
 MAX_NAMES = 1024  # that are remembered; more come only from a server that invents them
 
 
-def request_head(method: str, target: str, authority: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
-    """`target`: path and query, still percent-encoded; `headers` without Host and framing; `framing`: the lines that
-    say how the body is delimited, each with its CRLF. What came as bytes that are no UTF-8 (`surrogateescape`) goes out
-    as it came. Raises `ValueError` where a part would end its line early."""
+def request_head(method: str, target: str, authority: str, headers: Iterable[tuple[str, str]], framing: bytes) -> bytes:
+    """All of a head. `framing`: as `framing_of` has it. Raises `ValueError` where a part would end its line early."""
+    return b"%b%b\r\n" % (request_opening(method, target, authority, headers), framing)
+
+
+def request_opening(method: str, target: str, authority: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """The lines of a head up to those that say how the body is delimited. `target`: path and query, still
+    percent-encoded; `headers` without Host and framing. Raises `ValueError`."""
     start = f"{method} {target}"
     if START.fullmatch(start) is None:
         raise ValueError(NOT_ALLOWED)
-    lines = header_lines(headers)
-    return f"{start} HTTP/1.1\r\nHost: {authority}\r\n{lines}{framing}\r\n".encode("utf-8", "surrogateescape")
+    opening = f"{start} HTTP/1.1\r\nHost: {authority}\r\n".encode("utf-8", "surrogateescape")
+    return opening + header_lines(headers)
 
 
-def header_lines(headers: Iterable[tuple[str, str]]) -> str:
-    """Each with its CRLF. Raises `ValueError`."""
+def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Each with its CRLF. What came as bytes that are no UTF-8 (`surrogateescape`) goes out as it came. Raises
+    `ValueError`."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError(NOT_ALLOWED)
-    return text
+    return text.encode("utf-8", "surrogateescape")
 
 
-def framing_of(method: str, length: int | None) -> str:
-    """`length` of the body in bytes; None: it comes in chunks."""
+def framing_of(method: str, length: int | None) -> bytes:
+    """The lines that say how the body is delimited, each with its CRLF. `length` in bytes; None: it comes in chunks."""
     if length is None:
         return CHUNKED
-    return "" if length == 0 and method in BODILESS else f"Content-Length: {length}\r\n"
+    return b"" if length == 0 and method in BODILESS else b"Content-Length: %d\r\n" % length
 
 
 # What of an answer's head matters to its framing and to the life of its connection, or is asked for by name.

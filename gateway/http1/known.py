@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 END = b"\r\n\r\n"
 MAX_KNOWN = 1024  # of some 100 bytes to `MAX_HEAD`; a server that invents more makes it begin anew
@@ -23,8 +24,7 @@ DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 class Like:
-    """What heads have in common that differ in nothing but values that vary. There is one object for all of them:
-    whoever makes something of the rest may remember that by it. `at`: which of the headers those are."""
+    """What heads have in common that differ in nothing but values that vary. `at`: which of the headers those are."""
 
     __slots__ = ("_headers", "_noted", "at", "keeps", "length_at", "status", "unique")
 
@@ -55,15 +55,17 @@ class Like:
 
 
 class KnownHead:
-    """Shared by all answers that have it: nobody changes `headers` or `noted`. `length`: of the body."""
+    """Shared by all answers that have it: nobody changes `headers` or `noted`. `length`: of the body; `memo`: for what
+    follows from the headers."""
 
-    __slots__ = ("headers", "length", "like", "noted")
+    __slots__ = ("headers", "length", "like", "memo", "noted")
 
     def __init__(self, like: Like, headers: list[tuple[str, str]], noted: dict[str, str], length: int) -> None:
         self.like = like
         self.headers = headers
         self.noted = noted
         self.length = length
+        self.memo: dict[bool, Any] = {}
 
 
 class KnownHeads(dict[bytes, KnownHead]):

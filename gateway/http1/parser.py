@@ -52,8 +52,9 @@ class AnswerParser:
             head = data[:end]
             known = self._known.get(head) or self._known.find(head)
             if known is not None and len(data) == end + known.length and not self._headless:
-                like = answer.like = known.like
+                like = known.like
                 answer.status, answer.headers, answer.noted = like.status, known.headers, known.noted
+                answer.memo = known.memo
                 if known.length:
                     answer.pieces.append(data[end:])
                     answer.unread = known.length

@@ -1,4 +1,4 @@
-"""A job becomes a request again: the same stages, policy, caches and limits as when somebody waits for it."""
+"""A job becomes a request again: the same steps, policy, caches and limits as when somebody waits for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from multidict import CIMultiDict
 from gateway.bodies import AtHand, close_body
 from gateway.errors import StreamBroken
 from gateway.jobs.model import Job, Result, Unsealable
-from gateway.messages import ByteStream, EventStream, Request, Response, Whole
-from gateway.observing.trace import Trace
-from gateway.pipeline import Handler
+from gateway.messages import ByteStream, EventStream, Handler, RequestContext, Response, Whole, resolved
 from gateway.ports import Clock
-from gateway.response_headers import answer_headers
+from gateway.response_headers import ResponseHeaders
 
 if TYPE_CHECKING:
     from gateway.jobs.sealing import Sealer
@@ -31,7 +29,7 @@ class NoAnswer(Exception):
 
 
 class Runner:
-    """`handler`: the stages behind `Authenticate`; who a job's client is was found out when it came. `max_result`:
+    """`handler`: the steps behind `Authenticate`; who a job's client is was found out when it came. `max_result`:
     bytes of an answer."""
 
     def __init__(self, handler: Handler, sealer: Sealer | None, clock: Clock, *, max_result: int) -> None:
@@ -39,22 +37,23 @@ class Runner:
         self._sealer = sealer
         self._clock = clock
         self._max_result = max_result
+        self._own_headers = ResponseHeaders()
 
     async def run(self, job: Job) -> Result:
         """Raises `NoAnswer`. To cancel it cancels the call upstream."""
         request = self._request(job)
-        response = await self._handler(request)
+        response = await resolved(self._handler(request))
         try:
             body = await self._collected(response)
         except StreamBroken as error:
             raise NoAnswer(str(error)) from None
         finally:
             await close_body(response.body)
-        headers = answer_headers(response.headers, job.id, request.trace, response.provenance)
+        headers = self._own_headers.all(request, response)
         kept = tuple((name, value) for name, value in headers if name.lower() not in NOT_KEPT)
         return Result(response.status, kept, body)
 
-    def _request(self, job: Job) -> Request:
+    def _request(self, job: Job) -> RequestContext:
         headers = CIMultiDict(job.headers)
         if job.sealed:
             if self._sealer is None:
@@ -65,18 +64,16 @@ class Runner:
                 raise NoAnswer(str(error), final=True) from None
         # An upstream that knows the header does the work of a second attempt only once.
         headers.setdefault("Idempotency-Key", job.id)
-        trace = Trace(self._clock)
-        trace.tenant = job.tenant
-        return Request(
-            id=job.id,
+        return RequestContext(
+            request_id=job.id,
             method=job.method,
             path=job.path,
             query=job.query,
             headers=headers,
-            source=AtHand(job.body),
-            received=self._clock.monotonic(),
-            trace=trace,
-            patient=True,
+            body_source=AtHand(job.body),
+            clock=self._clock,
+            tenant=job.tenant,
+            background=True,
         )
 
     async def _collected(self, response: Response) -> bytes:

@@ -11,50 +11,49 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.bodies import close_body
-from gateway.kserve_grpc.asking import Asking, told
+from gateway.kserve_grpc.asking import Asking, Pipeline
 from gateway.kserve_grpc.inference import Failed, failed, path_of
 from gateway.messages import Whole
-from gateway.pipeline import Handler
 
-About = Callable[[Any, Asking, Handler], Awaitable[Any]]
-
-
-async def server_live(_: Any, asking: Asking, handler: Handler) -> Any:
-    return pb.ServerLiveResponse(live=await _good("/v2/health/live", asking, handler))
+About = Callable[[Any, Asking, Pipeline], Awaitable[Any]]
 
 
-async def server_ready(_: Any, asking: Asking, handler: Handler) -> Any:
-    return pb.ServerReadyResponse(ready=await _good("/v2/health/ready", asking, handler))
+async def server_live(_: Any, asking: Asking, pipeline: Pipeline) -> Any:
+    return pb.ServerLiveResponse(live=await _good("/v2/health/live", asking, pipeline))
 
 
-async def model_ready(message: Any, asking: Asking, handler: Handler) -> Any:
+async def server_ready(_: Any, asking: Asking, pipeline: Pipeline) -> Any:
+    return pb.ServerReadyResponse(ready=await _good("/v2/health/ready", asking, pipeline))
+
+
+async def model_ready(message: Any, asking: Asking, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/ready")
-    return pb.ModelReadyResponse(ready=await _good(path, asking, handler))
+    return pb.ModelReadyResponse(ready=await _good(path, asking, pipeline))
 
 
-async def server_metadata(_: Any, asking: Asking, handler: Handler) -> Any:
-    return _filled(pb.ServerMetadataResponse(), await _asked("GET", "/v2", asking, handler))
+async def server_metadata(_: Any, asking: Asking, pipeline: Pipeline) -> Any:
+    return _filled(pb.ServerMetadataResponse(), await _asked("GET", "/v2", asking, pipeline))
 
 
-async def model_metadata(message: Any, asking: Asking, handler: Handler) -> Any:
+async def model_metadata(message: Any, asking: Asking, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version)
-    return _filled(pb.ModelMetadataResponse(), await _asked("GET", path, asking, handler))
+    return _filled(pb.ModelMetadataResponse(), await _asked("GET", path, asking, pipeline))
 
 
-async def model_config(message: Any, asking: Asking, handler: Handler) -> Any:
+async def model_config(message: Any, asking: Asking, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/config")
-    return _filled(pb.ModelConfigResponse(), {"config": await _asked("GET", path, asking, handler)})
+    return _filled(pb.ModelConfigResponse(), {"config": await _asked("GET", path, asking, pipeline)})
 
 
-async def model_statistics(message: Any, asking: Asking, handler: Handler) -> Any:
+async def model_statistics(message: Any, asking: Asking, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/stats") if message.name else "/v2/models/stats"
-    return _filled(pb.ModelStatisticsResponse(), await _asked("GET", path, asking, handler))
+    return _filled(pb.ModelStatisticsResponse(), await _asked("GET", path, asking, pipeline))
 
 
-async def repository_index(message: Any, asking: Asking, handler: Handler) -> Any:
+async def repository_index(message: Any, asking: Asking, pipeline: Pipeline) -> Any:
     body = orjson.dumps({"ready": True}) if message.ready else b"{}"
     path = f"/v2/repository{'/' + message.repository_name if message.repository_name else ''}/index"
-    return _filled(pb.RepositoryIndexResponse(), {"models": await _asked("POST", path, asking, handler, body)})
+    return _filled(pb.RepositoryIndexResponse(), {"models": await _asked("POST", path, asking, pipeline, body)})
 
 
 ABOUT: Mapping[str, About] = {
@@ -69,19 +68,19 @@ ABOUT: Mapping[str, About] = {
 }
 
 
-async def _good(path: str, asking: Asking, handler: Handler) -> bool:
-    response = await handler(asking.request("GET", path))
+async def _good(path: str, asking: Asking, pipeline: Pipeline) -> bool:
+    response = await pipeline(asking.request("GET", path))
     await close_body(response.body)
     if response.status in (401, 403, 429):
         raise await failed(response, ())
     return response.status == 200
 
 
-async def _asked(method: str, path: str, asking: Asking, handler: Handler, body: bytes = b"") -> Any:
+async def _asked(method: str, path: str, asking: Asking, pipeline: Pipeline, body: bytes = b"") -> Any:
     request = asking.request(method, path, body, [("content-length", str(len(body)))] if body else ())
-    response = await handler(request)
+    response = await pipeline(request)
     if response.status != 200:
-        raise await failed(response, told(request, response))
+        raise await failed(response, asking.trailing_metadata(request, response))
     if not isinstance(response.body, Whole):
         body = b"".join([chunk async for chunk in response.body.chunks])  # type: ignore[union-attr]
         return orjson.loads(body)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import grpc
 from multidict import CIMultiDict
 
 from gateway.bodies import AtHand
 from gateway.dialects.kserve import STREAM
-from gateway.messages import Request, Response
+from gateway.messages import RequestContext, Response
 from gateway.observing.request_ids import HARMLESS
-from gateway.observing.trace import Trace
 from gateway.ports import Clock
-from gateway.response_headers import answer_headers
+from gateway.response_headers import ResponseHeaders
 
 BUDGET = "x-latency-budget-ms"
 LONGEST_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
@@ -37,11 +36,20 @@ NOT_TOLD = frozenset({"content-type", "content-length", "inference-header-conten
 METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 
 
+Pipeline = Callable[[RequestContext], Awaitable[Response]]
+"""Answers a request, and counts it as long as its answer is not over."""
+
+
 class Asking:
     """One RPC: its metadata and its deadline are those of every request that it makes."""
 
     def __init__(
-        self, metadata: Iterable[tuple[str, str | bytes]], remaining_s: float | None, clock: Clock, peer: str = ""
+        self,
+        metadata: Iterable[tuple[str, str | bytes]],
+        remaining_s: float | None,
+        clock: Clock,
+        own_headers: ResponseHeaders,
+        client_address: str = "",
     ) -> None:
         self._headers: CIMultiDict[str] = CIMultiDict(
             (key, value)
@@ -51,11 +59,12 @@ class Asking:
         if remaining_s is not None and 1e3 * remaining_s < LONGEST_MS and BUDGET not in self._headers:
             self._headers[BUDGET] = str(max(1, int(1e3 * remaining_s)))
         self._clock = clock
-        self._peer = peer
+        self._own_headers = own_headers
+        self._client_address = client_address
 
     def request(
         self, method: str, path: str, body: bytes = b"", more: Iterable[tuple[str, str]] = (), *, stream: bool = False
-    ) -> Request:
+    ) -> RequestContext:
         """`stream`: its client takes several answers."""
         headers = CIMultiDict(self._headers)
         for name, value in more:
@@ -63,31 +72,28 @@ class Asking:
         if stream:
             headers[STREAM] = "1"
         given = headers.get("x-request-id")
-        return Request(
-            id=given if given is not None and HARMLESS.fullmatch(given) else os.urandom(12).hex(),
+        return RequestContext(
+            request_id=given if given is not None and HARMLESS.fullmatch(given) else os.urandom(12).hex(),
             method=method,
             path=path,
             query="",
             headers=headers,
-            source=AtHand(body),
-            received=self._clock.monotonic(),
-            trace=Trace(self._clock),
-            peer=self._peer,
+            body_source=AtHand(body),
+            clock=self._clock,
+            client_address=self._client_address,
         )
 
-
-def told(request: Request, response: Response) -> tuple[tuple[str, str], ...]:
-    """The headers of an answer as trailing metadata."""
-    headers = answer_headers(response.headers, request.id, request.trace, response.provenance)
-    return tuple(
-        (low, value)
-        for name, value in headers
-        if (low := name.lower()) not in NOT_TOLD
-        and not low.startswith("grpc-")
-        and METADATA_KEY.fullmatch(low)
-        and value.isascii()
-        and value.isprintable()
-    )
+    def trailing_metadata(self, request: RequestContext, response: Response) -> tuple[tuple[str, str], ...]:
+        """The headers of an answer."""
+        return tuple(
+            (low, value)
+            for name, value in self._own_headers.all(request, response)
+            if (low := name.lower()) not in NOT_TOLD
+            and not low.startswith("grpc-")
+            and METADATA_KEY.fullmatch(low)
+            and value.isascii()
+            and value.isprintable()
+        )
 
 
 def status_of(status: int) -> grpc.StatusCode:

@@ -1,4 +1,4 @@
-"""`ModelInfer` and `ModelStreamInfer`: each message is a request of its own to the same stages as an HTTP client's."""
+"""`ModelInfer` and `ModelStreamInfer`: each message is a request of its own to the same steps as an HTTP client's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from gateway.bodies import close_body
 from gateway.dialects.kserve import JSON_LENGTH
 from gateway.dialects.kserve_message import read_answer, unpack, write_inference
 from gateway.errors import BadRequest, Malformed, StreamBroken
-from gateway.kserve_grpc.asking import Asking, status_of, told
-from gateway.messages import EventStream, Request, Response, Whole
-from gateway.pipeline import Handler
+from gateway.kserve_grpc.asking import Asking, Pipeline, status_of
+from gateway.messages import EventStream, RequestContext, Response, Whole
 
 
 class Failed(Exception):
@@ -37,22 +36,22 @@ class Said:
     metadata: tuple[tuple[str, str], ...]
 
 
-async def infer(message: Any, asking: Asking, handler: Handler) -> Said:
+async def infer(message: Any, asking: Asking, pipeline: Pipeline) -> Said:
     """A `ModelInferRequest` -> its `ModelInferResponse`. Raises `Failed`."""
     request = _request(message, asking, stream=False)
-    response = await handler(request)
-    metadata = told(request, response)
+    response = await pipeline(request)
+    metadata = asking.trailing_metadata(request, response)
     if isinstance(response.body, Whole) and response.status == 200:
         return Said(_response(response.body.data, response, message.id), metadata)
     raise await failed(response, metadata)
 
 
-async def infer_all(message: Any, asking: Asking, handler: Handler) -> AsyncGenerator[Said, None]:
+async def infer_all(message: Any, asking: Asking, pipeline: Pipeline) -> AsyncGenerator[Said, None]:
     """A `ModelInferRequest` of a stream -> its `ModelStreamInferResponse`s. Raises `Failed`."""
     ends = message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
     request = _request(message, asking, stream=True)
-    response = await handler(request)
-    metadata = told(request, response)
+    response = await pipeline(request)
+    metadata = asking.trailing_metadata(request, response)
     if response.status != 200 or not isinstance(response.body, EventStream):
         raise await failed(response, metadata)
     try:
@@ -102,7 +101,7 @@ def path_of(model: str, version: str = "", verb: str = "") -> str:
     return f"/v2/models/{quote(model, safe='')}{of_version}{verb}"
 
 
-def _request(message: Any, asking: Asking, *, stream: bool) -> Request:
+def _request(message: Any, asking: Asking, *, stream: bool) -> RequestContext:
     try:
         body, length = write_inference(inference_of(message))
     except BadRequest as error:

@@ -16,12 +16,15 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.adapters.certificate import Certificate
 from gateway.config.schema import Server as ServerConfig
+from gateway.flow import with_end
+from gateway.inflight import Inflight
 from gateway.kserve_grpc.about import ABOUT, About
 from gateway.kserve_grpc.asking import Asking
 from gateway.kserve_grpc.credentials import credentials_of
 from gateway.kserve_grpc.inference import Failed, infer, infer_all
-from gateway.pipeline import Handler
+from gateway.messages import Handler, RequestContext, Response, resolved
 from gateway.ports import Clock
+from gateway.response_headers import ResponseHeaders
 from gateway.written.units import Address
 
 LOG = logging.getLogger("nearhit.grpc")
@@ -30,19 +33,28 @@ Context = Any  # grpc.aio.ServicerContext
 
 
 class GrpcPort:
-    """`certificate` None: plain HTTP/2. Raises `CertificateUnusable`."""
+    """`handler`: the pipeline; `inflight`: requests that wait, over all ports. `certificate` None: plain HTTP/2. Raises
+    `CertificateUnusable`."""
 
-    def __init__(self, config: ServerConfig, clock: Clock, certificate: Certificate | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        handler: Handler,
+        inflight: Inflight,
+        certificate: Certificate | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
+        self._handler = handler
+        self._inflight = inflight
+        self._own_headers = ResponseHeaders()
         self._tls = None if certificate is None else credentials_of(certificate)
         self._server: Any = None
-        self.inflight = 0
 
-    async def start(self, handler: Handler) -> tuple[str, int]:
+    async def start(self) -> tuple[str, int]:
         """Returns the address, with the port that the system chose where 0 was asked for. Raises `OSError`."""
         assert self._config.grpc is not None  # or there would be no such port
-        self._handler = handler
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=self._config.max_inflight,
             options=[
@@ -95,24 +107,18 @@ class GrpcPort:
 
     def _unary(self, about: About) -> Any:
         async def answer(message: Any, context: Context) -> Any:
-            self.inflight += 1
             try:
-                return await about(message, self._asking(context), self._handler)
+                return await about(message, self._asking(context), self._answer)
             except Failed as error:
                 return await _abort(context, error)
-            finally:
-                self.inflight -= 1
 
         return answer
 
     async def _infer(self, message: Any, context: Context) -> Any:
-        self.inflight += 1
         try:
-            said = await infer(message, self._asking(context), self._handler)
+            said = await infer(message, self._asking(context), self._answer)
         except Failed as error:
             return await _abort(context, error)
-        finally:
-            self.inflight -= 1
         context.set_trailing_metadata(said.metadata)
         return said.message
 
@@ -121,9 +127,8 @@ class GrpcPort:
         said in the stream, and the stream goes on."""
         asking = self._asking(context)
         async for message in messages:
-            self.inflight += 1
             try:
-                async with aclosing(infer_all(message, asking, self._handler)) as answers:
+                async with aclosing(infer_all(message, asking, self._answer)) as answers:
                     async for said in answers:
                         context.set_trailing_metadata(said.metadata)
                         yield said.message
@@ -132,12 +137,24 @@ class GrpcPort:
                 failure = pb.ModelStreamInferResponse(error_message=error.message)
                 failure.infer_response.id = message.id
                 yield failure
-            finally:
-                self.inflight -= 1
+
+    async def _answer(self, request: RequestContext) -> Response:
+        answer = self._handler(request)
+        self._inflight.count += 1
+        try:
+            response = await resolved(answer)
+        except BaseException:
+            self._over()
+            raise
+        return with_end(response, self._over)
+
+    def _over(self) -> None:
+        self._inflight.count -= 1
 
     def _asking(self, context: Context) -> Asking:
         metadata = context.invocation_metadata() or ()
-        return Asking(metadata, context.time_remaining(), self._clock, address_of(context.peer() or ""))
+        address = address_of(context.peer() or "")
+        return Asking(metadata, context.time_remaining(), self._clock, self._own_headers, address)
 
 
 def address_of(peer: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.messages.provenance import MISSED, Provenance
-from gateway.messages.values import value
 
 if TYPE_CHECKING:
     from gateway.ports import Duplex
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 LF = 10
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     """One server-sent event of an answer, in the client dialect's own wire form.
 
@@ -36,21 +35,21 @@ class Event:
         return head + b"data: " + self.data + b"\n\n"
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Whole:
     """A body that is complete in memory."""
 
     data: bytes
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class EventStream:
     """A body of server-sent events. Whoever holds it iterates it to the end or calls `aclose()` on it."""
 
     events: AsyncIterator[Event]
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class ByteStream:
     """An opaque body, relayed as it comes."""
 
@@ -79,12 +78,13 @@ class Tunnel:
 Body = Whole | EventStream | ByteStream | Tunnel
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Response:
     status: int
     headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop ones
     body: Body
     provenance: Provenance = MISSED  # what a backend returns; `Dispatch` says more
+    wire: bytes | None = None  # head and body as they go over the wire, where they are known; the rest is empty then
 
     @property
     def content_type(self) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.messages.values import value
+from gateway.messages.provenance import Bypass
 
 Vector = NDArray[np.float32]
 """A unit-length embedding: float32, shape (d,)."""
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Embedding:
     vector: Vector
     tokens: int
@@ -23,8 +25,14 @@ class Embedding:
         """The vector does not stand for the whole text, so nothing may be matched by it."""
         return self.truncated or self.unreadable
 
+    @property
+    def why_partial(self) -> Bypass | None:
+        if self.truncated:
+            return Bypass.TOO_LONG
+        return Bypass.UNREADABLE if self.unreadable else None
 
-@value(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Entry:
     """A stored answer with all that is needed to check whose it is and to serve it.
 
@@ -63,7 +71,7 @@ class Entry:
         return sum(map(len, self.payload)) + len(self.question or "") + 512
 
 
-@value(frozen=True, slots=True, eq=False)  # arrays do not compare
+@dataclass(slots=True, eq=False)  # arrays do not compare
 class Placed:
     """A vector with the fingerprint of the embedder that made it, where those of several may meet: vectors of different
     fingerprints are never compared."""
@@ -72,7 +80,7 @@ class Placed:
     embedder: str
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Neighbour:
     """An entry near a question, as the index returns it."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import StrEnum
-
-from gateway.messages.values import changing, value
 
 
 class Verdict(StrEnum):
@@ -90,7 +89,7 @@ class Choice(StrEnum):
     KEPT = "cascade-kept"  # the check was not, and nobody better could answer, or none in time
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """The tokens of one call to a backend."""
 
@@ -99,7 +98,7 @@ class Usage:
     output_tokens: int
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Provenance:
     """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
@@ -121,8 +120,7 @@ class Provenance:
     forwarded: bool = True  # False: the gateway refused the request before it went to a backend
 
     def as_stored(self) -> Provenance:
-        return _as_stored(self, True)
+        return replace(self, stored=True)
 
 
-_as_stored = changing(Provenance, "stored")
 MISSED = Provenance(Verdict.MISS)

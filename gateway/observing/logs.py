@@ -9,8 +9,6 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.observing.decimals import thousandths
-
 LOG = logging.getLogger("nearhit")
 IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, before they write the callback out
 
@@ -18,7 +16,7 @@ IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, befo
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": thousandths(record.created),  # as in the lines of requests: whoever collects both has one type
+            "time": round(record.created, 3),  # as in the lines of requests: whoever collects both has one type
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.messages import Provenance
-from gateway.observing.trace import Trace
+from gateway.messages import Provenance, RequestContext
 from gateway.observing.traced import BROKEN, Mark, Traced, UpstreamCall, new_span_id
 
 Attribute = str | int | float | bool
@@ -71,31 +70,22 @@ class Finished(NamedTuple):
 
 
 def root_of(
-    *,
-    request_id: str,
-    method: str,
-    path: str,
-    received: float,
-    ended: float,
-    status: int,
-    trace: Trace,
-    traced: Traced,
-    provenance: Provenance | None,
+    request: RequestContext, traced: Traced, *, ended: float, status: int, provenance: Provenance | None
 ) -> Root:
-    """`received`, `ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
-    known = trace.dialect is not None
+    """`ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
+    dialect = request.dialect
     found: dict[str, Any] = {
-        "http.request.method": method,
+        "http.request.method": request.method,
         "http.response.status_code": status,
-        "nearhit.request_id": request_id,
-        "nearhit.route": trace.route,
-        "nearhit.tenant": trace.tenant[:12],
-        "nearhit.complexity": trace.complexity,
-        "nearhit.note": trace.note,
+        "nearhit.request_id": request.id,
+        "nearhit.route": request.route,
+        "nearhit.tenant": request.tenant[:12],
+        "nearhit.complexity": request.complexity,
+        "nearhit.note": request.note,
         "nearhit.spans_lost": traced.lost or None,
     }
-    if known and trace.dialect is not None:
-        found["url.path"], found["nearhit.dialect"] = path[:MAX_TEXT], trace.dialect.name
+    if dialect is not None:
+        found["url.path"], found["nearhit.dialect"] = request.path[:MAX_TEXT], dialect.name
     if traced.operation:
         found["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
         found["gen_ai.request.model"] = traced.model[:MAX_TEXT]
@@ -104,8 +94,8 @@ def root_of(
     failed = traced.failed(status)
     if failed:
         found["error.type"] = BROKEN if status < 500 else str((provenance and provenance.reason) or status)
-    name = f"{method} {path[:MAX_TEXT]}" if known else method
-    return Root(name, received, ended, _said(found), failed)
+    name = request.method if dialect is None else f"{request.method} {request.path[:MAX_TEXT]}"
+    return Root(name, request.received, ended, _said(found), failed)
 
 
 def _origin(provenance: Provenance) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _PARENT = re.compile(
 _STATE = re.compile(r"[ -~\t]*", re.ASCII)
 MAX_STATE = 512  # characters that section 3.3.1.5 asks to be carried at least; a longer one is dropped
 _SAMPLED = 1
-_LOW = 1 << 64
+LOW_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ def continued(headers: Mapping[str, str], parent: str, state: str) -> CIMultiDic
     return handed_on
 
 
-def drawn(trace_id: str, share: float) -> bool:
-    """Whether a trace that begins here is sampled: by its id alone, as OpenTelemetry's TraceIdRatioBased decides."""
-    return int(trace_id[16:], 16) < share * _LOW
+def sampling_limit(share: float) -> float:
+    """A trace that begins here is sampled if the lower 64 bits of its id are below this: its id alone decides, as with
+    OpenTelemetry's TraceIdRatioBased. `share` in [0, 1]."""
+    return share * (LOW_BITS + 1)
 
 
 def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:

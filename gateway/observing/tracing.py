@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
 from random import getrandbits
 from typing import Protocol
 
+from gateway.messages import RequestContext
 from gateway.observing.spans import Finished, Root
 from gateway.observing.telemetry import Telemetry
-from gateway.observing.trace_context import drawn, parent_of
+from gateway.observing.trace_context import LOW_BITS, parent_of, sampling_limit
 from gateway.observing.traced import Traced
 from gateway.ports import Clock
 
@@ -24,44 +23,36 @@ class SpanSink(Protocol):
     def offer(self, finished: Finished) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """`share` in [0, 1] of the traces that begin here. What ends in an error (a status from 500 on, a stream that broke
-    off), and what takes `slow_s` or longer (None: nothing), is exported whatever was drawn, here or by the client."""
-
-    share: float
-    slow_s: float | None
-
-    def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
-        if traced.sampled or traced.failed(status):
-            return True
-        return self.slow_s is not None and seconds >= self.slow_s
-
-
 class Tracing:
-    """To be used from one event loop."""
+    """To be used from one event loop.
 
-    def __init__(self, rules: Rules, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
-        self._rules = rules
+    `share` in [0, 1] of the traces that begin here are exported. A request that ends in an error (a status from 500 on,
+    a stream that broke off), or takes `slow_s` or longer (infinite: none), is exported whatever was drawn, here or by
+    the client."""
+
+    def __init__(self, share: float, slow_s: float, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
+        self._limit = sampling_limit(share)
+        self.slow_s = slow_s
         self._sink = sink
         self._clock = clock
         self._telemetry = telemetry
         self._behind: dict[Traced, asyncio.TimerHandle] = {}
 
-    def begin(self, headers: Mapping[str, str], kind: str) -> Traced:
-        """Goes on with the trace that `headers` name, or begins one."""
-        parent = parent_of(headers)
+    def begin(self, request: RequestContext) -> None:
+        """Goes on with the trace that its headers name, or begins one."""
+        kind, named = "consumer" if request.background else "server", request.trace_headers
+        parent = parent_of(request.headers) if named is None or named else None
         if parent is not None:
-            return Traced(parent.trace_id, parent, sampled=parent.sampled, kind=kind)
-        trace_id = f"{getrandbits(128) or 1:032x}"
-        return Traced(trace_id, None, sampled=drawn(trace_id, self._rules.share), kind=kind)
+            request.traced = Traced(parent.trace_id, parent, parent.sampled, kind)
+            return
+        bits = getrandbits(128) or 1
+        request.traced = Traced(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
 
     def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
         """Whether a request that is over is exported; nothing more of it is kept where it is not."""
-        if self._rules.keeps(traced, status, seconds):
+        if traced.sampled or seconds >= self.slow_s or traced.failed(status):
             return True
         traced.later = _forget
-        traced.taken()
         return False
 
     def over(self, traced: Traced, root: Root) -> None:

@@ -187,11 +187,10 @@ class Route:
     expose_headers: bool = True
     file: str = ""  # where the rule is written
     line: int = 0
+    caches: bool = field(init=False)  # any of its caches is on
 
-    @property
-    def caches(self) -> bool:
-        """Whether any of its caches is on."""
-        return self.exact_ttl_s is not None or self.semantic is not None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
 
 
 @dataclass(frozen=True, slots=True)

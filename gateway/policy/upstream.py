@@ -12,7 +12,7 @@ from gateway.policy.load import policy_from_text
 from gateway.policy.model import Policy
 from gateway.written.faults import ConfigInvalid, Fault, KeyPath
 
-_POLICY = b"""\
+POLICY = b"""\
 version: 1
 routes:
   - name: default
@@ -37,4 +37,4 @@ def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple
     reading = build(document, (), fault_at, Path(), environ or {})
     if reading.config is None:
         raise ConfigInvalid(reading.faults)
-    return reading.config, policy_from_text(_POLICY, "upstream", reading.config)
+    return reading.config, policy_from_text(POLICY, "upstream", reading.config)

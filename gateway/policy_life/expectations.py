@@ -15,17 +15,19 @@ from typing import Any
 from gateway.calling.deciding import Deciding, Scorer
 from gateway.calling.promises import Promises
 from gateway.credentials import ANONYMOUS
+from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
 from gateway.explaining.explanation import request_of
-from gateway.messages import Bypass, Call, Request
+from gateway.messages import Bypass, Call, RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.expectations import Expectation
 from gateway.policy.model import Policy, Route
 from gateway.quality.escalations import Escalations
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency import Asked, Prediction
-from gateway.stages.policy import routed
+from gateway.routing.selection import AdapterTraits, Signals, select
+from gateway.steps.parse_and_route import apply_route
 from gateway.written.faults import Fault
 
 MAX_S = 5.0  # of all expectations of a policy: a swap waits for them
@@ -42,16 +44,10 @@ class Still:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(AdapterTraits):
     """A backend of which nothing is known but its adapter."""
 
-    speaks: str
-
-    @property
-    def http(self) -> bool:
-        return self.speaks not in ("triton", "onnx")
-
-    def wait_s(self, request: Request) -> float:
+    def wait_s(self, request: RequestContext) -> float:
         return 0.0
 
     def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
@@ -102,7 +98,7 @@ class Rehearsal:
         wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
         request, call = request_of(wrapped, Still(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
-        request = routed(request, request.body, call, route)
+        apply_route(request, call, route)
         scorer: Scorer = self._by_text if expectation.complexity is None else Given(expectation.complexity)
         clock, telemetry = Still(), Telemetry()
         promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
@@ -114,14 +110,15 @@ class Rehearsal:
             "cache": _cache(request, call, route),
             "share": route.share,
         }
-        return found, request.trace.complexity
+        return found, request.complexity
 
     def _passed_through(self, expectation: Expectation) -> Mapping[str, str]:
         tenant = expectation.tenant or ANONYMOUS
         route = self._policy.match(expectation.path, "", tenant, expectation.headers)
-        best = route.target.tiers[-1].backend
+        signals = Signals(None, speaks_anthropic(expectation.headers))
+        backend = select(route.target, self._pools, signals, route.promise.late).backends[0]
         cache = str(Bypass.PASS_THROUGH)
-        return {"route": route.name, "backend": best, "tier": "", "cache": cache, "share": route.share}
+        return {"route": route.name, "backend": backend, "tier": "", "cache": cache, "share": route.share}
 
 
 def disappointments(
@@ -142,8 +139,8 @@ def _first() -> float:
     return 0.0
 
 
-def _cache(request: Request, call: Call, route: Route) -> str:
-    """Which caches are asked; in the order in which the stages look."""
+def _cache(request: RequestContext, call: Call, route: Route) -> str:
+    """Which caches are asked; in the order in which the steps look."""
     if not route.caches:
         return "off"
     if call.uncached is not None:

@@ -1,4 +1,4 @@
-"""The Protocols that the stages depend on. Real adapters live in `gateway.adapters`; the contract suites under
+"""The Protocols that the steps depend on. Real adapters live in `gateway.adapters`; the contract suites under
 `tests/contracts` run against every adapter and every shared fake."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from gateway.ports.answering import (
     Formed,
     Inspection,
     Outgoing,
-    Relayed,
     TextAnswer,
     Token,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "Opinion",
     "Outgoing",
     "PriorBands",
-    "Relayed",
     "RemovalStore",
     "ResponseStore",
     "StoreStats",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from gateway.messages import Admission, Call, Closing, Event, Frame, Request, Response
-from gateway.messages.values import value
+from gateway.messages import Admission, Call, Closing, Event, Frame, RequestContext, Response
 from gateway.precedence import Priority
 
 
@@ -57,13 +56,13 @@ class Backend(Protocol):
     def wait_s(self, priority: Priority) -> float:
         """How long a request would wait for a place, as it looks now; 0 where one is free."""
 
-    async def send(self, request: Request) -> Response:
-        """Sends the call and returns once the status and the first byte of the body are there.
+    def send(self, request: RequestContext) -> Awaitable[Response]:
+        """Sends the call and answers once the status and the first byte of the body are there.
 
         Raises `BackendError` when it fails before that. Closing the response's body cancels the call upstream.
         """
 
-    async def models(self, request: Request) -> list[dict[str, Any]]:
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         """The models it offers, as OpenAI model objects. Raises `BackendError`."""
 
     async def ready(self) -> bool:
@@ -72,7 +71,7 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inspection:
     """What a dialect reads from a finished answer."""
 
@@ -104,23 +103,13 @@ class TextAnswer(Protocol):
         """What ends the stream. `reason`: `stop` or `length`."""
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outgoing:
     """A call as it is sent to a backend that speaks its dialect."""
 
     path: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
-
-
-class Relayed(NamedTuple):
-    """A call as it is sent on by a route that keeps nothing of it."""
-
-    body: dict[str, Any]
-    written: bytes  # `body` as it is sent
-    model: str  # as the client named it
-    prompt: int  # characters of `Call.prompt`
-    max_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +157,10 @@ class Dialect(Protocol):
 
         `model`: the name it is asked for by; None: the client's. `kept`: the answer may be stored, so that all of it
         is wanted, what this client did not ask for included (`shown` hides that again)."""
+
+    @property
+    def reforms(self) -> bool:
+        """Whether `stored_form` and `client_form` ever change anything."""
 
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         """A backend's whole answer, of status 200, in the form in which it is kept: without what belongs to this one

@@ -22,6 +22,13 @@ class BodySource(Protocol):
     async def read(self) -> bytes:
         """All of it, decoded. Raises `TooLarge`, `RequestTimeout` or `BadRequest`."""
 
+    def read_nowait(self) -> bytes | None:
+        """What `read` returns, where it is here already; None where it has to be waited for. Raises as `read`."""
+
+    async def buffer(self) -> None:
+        """Waits until the whole body is here, or more of it than is buffered. Raises `RequestTimeout` or
+        `BadRequest`."""
+
     def stream(self) -> AsyncIterator[bytes] | None:
         """As it comes, undecoded; None where there is none."""
 
@@ -61,13 +68,14 @@ class Embedder(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    async def embed(self, text: str) -> Embedding:
-        """Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
+    async def embed(self, text: str, owner: str = "") -> Embedding:
+        """`owner`: who may notice by the time it takes that the text was embedded before, see `cache.keys.owner_of`;
+        empty: the gateway itself. Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
 
-    def at_hand(self, text: str) -> Embedding | None:
-        """What `embed` would return, where that takes microseconds; None where it has to be asked."""
+    def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
+        """What `embed` would return, where that takes microseconds; None where it has to be waited for."""
 
 
 class EagerEmbedder(Embedder, Protocol):
-    def begin(self, text: str) -> None:
-        """A hint that `embed` is likely to be asked for this text in a moment. May do nothing."""
+    def begin(self, text: str, owner: str = "") -> None:
+        """A hint that `embed` is likely to be called with the same in a moment. May do nothing."""

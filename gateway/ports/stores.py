@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.messages import Entry, Neighbour, Placed, Vector
-from gateway.messages.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +48,12 @@ class ResponseStore(Protocol):
 
     async def get(self, fingerprint: str) -> Entry | None: ...
 
-    def seek(self, fingerprint: str) -> Future[Any]:
-        """As `get`, for who has no task to wait in: once the future is done, `sought` says what was found."""
-
-    def sought(self, found: Future[Any]) -> bytes | None:
-        """What `get` would decode, as it lies there (gateway/cache/records.py)."""
-
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         """Stores or replaces. The entry is forgotten by itself at `entry.expires`.
 
         `lease`: the token under which its answer was fetched, 0 for none; the lease ends with it. False, and nothing is
         written, where that lease was lost and what lies there may be newer.
         """
-
-    def begin_put(self, entry: Entry, vector: Vector | None) -> Future[Any]:
-        """As `put`, of who has no lease, and no task to wait in: once the future is done, `was_put` says what came of
-        it."""
-
-    def was_put(self, entry: Entry, vector: Vector | None, begun: Future[Any]) -> bool:
-        """To be asked for once. False: it is to be `put` once more."""
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         """Returns how many there were."""
@@ -88,7 +73,7 @@ class ResponseStore(Protocol):
     async def stats(self) -> StoreStats: ...
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
     """What came of asking for a lease; at most one of the two is not 0. Both are 0 where an answer lies there."""
 
@@ -193,12 +178,6 @@ class NearStore(ResponseStore, Protocol):
     def peek(self, fingerprint: str) -> Entry | None:
         """What is in process, without asking further."""
 
-    def entry_in(self, record: bytes, fingerprint: str) -> Entry | None:
-        """What `get` would have made of a record that was sought; it is kept in process likewise."""
-
-    def keeps(self, size: int) -> bool:
-        """Whether an entry of so many bytes has room in process."""
-
     def forget(self, fingerprint: str) -> None:
         """Lets go of what is in process: the store has another one now."""
 
@@ -231,9 +210,6 @@ class VectorIndex(Protocol):
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         """Adds or replaces. After `expires` (wall clock, seconds) it may be forgotten."""
 
-    def add_at_hand(self, fingerprint: str, scope: str, vector: Vector) -> bool:
-        """Adds it where that takes microseconds. False: `add` is to be asked, and nothing has been done."""
-
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         """Adds or replaces several, for less than one by one; what does not fit is left out."""
 
@@ -247,8 +223,8 @@ class VectorIndex(Protocol):
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         """At most `k` neighbours, most similar first."""
 
-    def at_hand(self, scope: str, vector: Vector) -> list[Neighbour] | None:
-        """What `search` finds first, where that takes microseconds; None where it has to be asked."""
+    def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+        """What `search` finds, where that takes microseconds; None where it has to be waited for."""
 
     async def near(self, vector: Vector, similarity: float) -> Sequence[str]:
         """The fingerprints of all scopes within `similarity`, in [0, 1], of `vector`; for removals, not for requests:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.messages import Refusal
-from gateway.messages.values import value
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A neighbour with the question its answer was made for."""
 
@@ -18,7 +17,7 @@ class Candidate:
     similarity: float  # in [0, 1]
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Opinion:
     """What a verifier thinks of serving a candidate's answer."""
 
@@ -47,7 +46,7 @@ class Verifier(Protocol):
     def floor(self) -> float:
         """The similarity in [0, 1] below which no neighbour is worth reading."""
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         """One a candidate, in order."""
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:

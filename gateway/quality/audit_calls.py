@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.cache.control.wrong_hits import Label
-from gateway.messages import Entry, Request
+from gateway.messages import Entry, RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.ports import Clock
@@ -21,7 +21,12 @@ class AuditCalls(ExtraCalls):
         self._telemetry = telemetry
 
     async def label(
-        self, comparisons: Comparisons, request: Request, rule: Audit, answers: tuple[Entry, Entry], expected: float
+        self,
+        comparisons: Comparisons,
+        request: RequestContext,
+        rule: Audit,
+        answers: tuple[Entry, Entry],
+        expected: float,
     ) -> Label:
         """Of the second answer beside the first. `expected`: US dollars that one more call would cost; there is one
         where the policy names a judge and its bounds leave room."""

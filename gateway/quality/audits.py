@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.bodies import drain
 from gateway.cache.control.controls import Controls
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judged import Judged
 from gateway.errors import Refused, StreamBroken
-from gateway.messages import CacheDirectives, Entry, Request
+from gateway.messages import Bypass, Entry, Handler, RequestContext, resolved
+from gateway.messages.calls import NO_CACHE
 from gateway.observing.telemetry import Telemetry
-from gateway.pipeline import Handler
 from gateway.policy.model import Audit
 from gateway.ports import Clock
 from gateway.quality.audit_calls import AuditCalls
@@ -30,11 +30,11 @@ LOG = logging.getLogger("nearhit.quality")
 class _Chosen:
     """A served hit that is audited."""
 
-    request: Request
+    request: RequestContext
     judged: Judged
     rule: Audit
     chance: float  # with which it was chosen, in (0, 1]
-    forward: Handler  # the stages below the caches' lookups
+    forward: Handler  # the steps below the caches' lookups
 
 
 class Audits:
@@ -61,7 +61,7 @@ class Audits:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def consider(self, request: Request, judged: Judged, rule: Audit, forward: Handler) -> None:
+    def consider(self, request: RequestContext, judged: Judged, rule: Audit, forward: Handler) -> None:
         """Audits this hit, by chance. Nothing is sent on behalf of a client that wants nothing stored, or no call."""
         if request.directives.no_store or request.directives.only_if_cached:
             return
@@ -97,10 +97,11 @@ class Audits:
 
     async def _fresh(self, chosen: _Chosen) -> Entry | None:
         """The answer of a backend, as it was stored; None where none could be had or none that may be stored."""
-        again = replace(chosen.request.apart("audit"), directives=CacheDirectives(no_cache=True))
+        again = chosen.request.own_call("audit")
+        again.directives, again.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
-            await drain((await chosen.forward(again)).body)
+            await drain((await resolved(chosen.forward(again))).body)
         except (Refused, StreamBroken) as error:
-            LOG.warning("an audit failed", extra={"fields": {**again.named, "error": str(error)}})
+            LOG.warning("an audit failed", extra={"fields": {**again.log_fields, "error": str(error)}})
             return None
-        return again.trace.stored
+        return again.stored

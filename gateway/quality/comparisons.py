@@ -12,7 +12,7 @@ from functools import partial
 from gateway.cache.answers import comparable, compare, same_text
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judged import Judged
-from gateway.messages import Call, Entry, Request
+from gateway.messages import Call, Entry, RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Embedder
 from gateway.quality.labels import Labels
@@ -60,10 +60,10 @@ class Comparisons:
         """Nothing waits and nothing is under way."""
         return not self._waiting and not self._busy
 
-    def missed(self, request: Request, fresh: Entry) -> None:
+    def missed(self, request: RequestContext, fresh: Entry) -> None:
         """A fresh answer has been stored. Where a neighbour was refused for its score alone, the answer tells whether
         it would have been right."""
-        judged, call = request.trace.judged, request.call
+        judged, call = request.judged, request.call
         if call is None or judged is None or judged.reason is None or judged.opinion.veto is not None:
             return
         pair = Pair(request.route, call, judged, fresh)

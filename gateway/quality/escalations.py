@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from gateway.bounded_cache import BoundedCache
 from gateway.cache.control.route_control import Said
-from gateway.messages import Request
+from gateway.messages import RequestContext
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
@@ -47,7 +47,7 @@ class Escalations:
         self._clock = clock
         self._telemetry = telemetry
         self._routes: dict[str, RouteEscalation] = {}
-        self._answered: OrderedDict[tuple[str, str], Answered] = OrderedDict()
+        self._answered: BoundedCache[tuple[str, str], Answered] = BoundedCache(MAX_ANSWERED)
 
     def of(self, route: str) -> RouteEscalation:
         control = self._routes.get(route)
@@ -70,22 +70,20 @@ class Escalations:
     def wish(self, route: str, target: Target, score: float) -> Wish:
         return self.of(route).wish(target, score, self._clock.monotonic())
 
-    def sent(self, request: Request, wish: Wish, *, large: bool) -> None:
+    def sent(self, request: RequestContext, wish: Wish, *, large: bool) -> None:
         """It is about to be asked of that model. What the gateway asks on its own behalf is nobody's traffic."""
-        score = request.trace.complexity
-        if score is not None and not request.unasked:
+        score = request.complexity
+        if score is not None and not request.internal:
             self.of(request.route).count(wish, score, self._clock.monotonic(), large=large)
 
-    def answered(self, request: Request, *, large: bool, instead: bool) -> None:
+    def answered(self, request: RequestContext, *, large: bool, instead: bool) -> None:
         """By that model; `instead`: it was asked of the other kind first."""
-        score = request.trace.complexity
-        if score is None or request.unasked:
+        score = request.complexity
+        if score is None or request.internal:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
-        self._answered[request.tenant, request.id] = Answered(request.route, score, light=not large)
-        if len(self._answered) > MAX_ANSWERED:
-            self._answered.popitem(last=False)
+        self._answered.put((request.tenant, request.id), Answered(request.route, score, light=not large))
 
     # What became known
 
@@ -104,10 +102,10 @@ class Escalations:
     def feedback(self, tenant: str, request_id: str, verdict: str) -> Answered | None:
         """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of
         this tenant is remembered."""
-        found = self._answered.get((tenant, request_id))
+        found = self._answered.peek((tenant, request_id))
         if found is None or found.told:
             return found
-        self._answered[tenant, request_id] = replace(found, told=True)
+        self._answered.put((tenant, request_id), replace(found, told=True))
         wrong = verdict == "wrong"
         weight = OF_LIGHT if found.light else OF_LARGE_WRONG if wrong else OF_LARGE_RIGHT
         worse = wrong if found.light else not wrong

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gateway.backends.pool import Pool
 from gateway.bodies import close_body
@@ -14,7 +13,7 @@ from gateway.cache.judging import MAX_TOKENS, judge_prompt, verdict_of
 from gateway.cache.price import Price
 from gateway.dialects.openai import CHAT, OpenAI, chat_body
 from gateway.errors import Refused
-from gateway.messages import CacheDirectives, Entry, Request, Whole
+from gateway.messages import CacheDirectives, Entry, HeadMemo, RequestContext, Whole
 
 LOG = logging.getLogger("nearhit.quality")
 Verdict = tuple[Label, float]
@@ -37,7 +36,7 @@ class Judge:
         self._mark = mark
         self._dialect = OpenAI()
 
-    async def ask(self, name: str, request: Request, stored: Entry, fresh: Entry) -> Verdict:
+    async def ask(self, name: str, request: RequestContext, stored: Entry, fresh: Entry) -> Verdict:
         """Never raises for what may be wrong with a backend: then nothing is decided."""
         call = request.call
         if call is None or call.question is None:
@@ -52,10 +51,10 @@ class Judge:
         try:
             return await self._send(name, own_request(request, prompt, call.model, MAX_TOKENS))
         except Refused as error:
-            LOG.warning("the judge did not answer", extra={"fields": {**request.named, "error": error.message}})
+            LOG.warning("the judge did not answer", extra={"fields": {**request.log_fields, "error": error.message}})
             return NOTHING
 
-    async def _send(self, name: str, request: Request) -> Verdict:
+    async def _send(self, name: str, request: RequestContext) -> Verdict:
         call = request.call
         assert call is not None
         response = await self._pools[name].call(request)
@@ -68,19 +67,14 @@ class Judge:
         return verdict_of(self._dialect.answer_text(call, payload, False)), cost
 
 
-def own_request(request: Request, prompt: str, model: str, max_tokens: int) -> Request:
+def own_request(request: RequestContext, prompt: str, model: str, max_tokens: int) -> RequestContext:
     """A question of the gateway's own, in the name of the client of `request`."""
     body = chat_body(prompt, model=model, max_tokens=max_tokens)
-    return replace(
-        request,
-        method="POST",
-        path=CHAT,
-        query="",
-        body=body,
-        call=OpenAI().parse(CHAT, body, {}),
-        trace=request.trace.apart("judge"),
-        directives=CacheDirectives(no_store=True),
-        scope="",
-        fingerprint="",
-        embedding=None,
-    )
+    own = request.child("judge")
+    own.method, own.path, own.query = "POST", CHAT, ""
+    own.head, own.head_digest = HeadMemo(), b""
+    own.body, own.call = body, OpenAI().parse(CHAT, body, {})
+    own.directives = CacheDirectives(no_store=True)
+    own.scope = own.fingerprint = ""
+    own.embedding = None
+    return own

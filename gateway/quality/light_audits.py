@@ -14,7 +14,8 @@ from gateway.cache.control.wrong_hits import Label
 from gateway.cache.price import Price
 from gateway.errors import Refused, StreamBroken
 from gateway.held import held
-from gateway.messages import Admission, CacheDirectives, Entry, Request
+from gateway.messages import Admission, Entry, RequestContext
+from gateway.messages.calls import NO_CACHE
 from gateway.observing.telemetry import Telemetry
 from gateway.policy.model import AdmissionRules, Target
 from gateway.ports import Clock
@@ -47,11 +48,11 @@ class LightAudits:
         self._draw = draw
         self._calls = AuditCalls(judge, telemetry, clock)
 
-    def consider(self, request: Request, light: Entry, target: Target, comparisons: Comparisons) -> None:
+    def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
         """Audits this answer, by chance, where it is the lightest model's. `light`: as it was stored, so complete; what
         may not be stored is not asked twice either."""
         rule = target.audit
-        if rule.share <= 0 or request.unasked or request.trace.complexity is None:
+        if rule.share <= 0 or request.internal or request.complexity is None:
             return
         if len(target.tiers) == 1 or target.tier_of(light.backend) != target.tiers[0].name:
             return
@@ -72,8 +73,8 @@ class LightAudits:
         """Ends what is under way; what it would have told is lost, and nothing else."""
         await self._calls.close()
 
-    async def _audit(self, request: Request, light: Entry, target: Target, comparisons: Comparisons) -> None:
-        score = request.trace.complexity
+    async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
+        score = request.complexity
         assert score is not None  # `consider` asked for it
         async with self._calls.places:
             large = await self._answer(request, light, target.tiers[-1].backend)
@@ -88,13 +89,14 @@ class LightAudits:
         outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
         self._telemetry.light_audits.add(request.route, outcome)  # last: who counts it finds all of the above done
 
-    async def _answer(self, request: Request, light: Entry, name: str) -> Entry | None:
+    async def _answer(self, request: RequestContext, light: Entry, name: str) -> Entry | None:
         """The large model's; None where none could be had, or none that is whole."""
-        again = replace(request.apart("audit"), directives=CacheDirectives(no_cache=True))
+        again = request.own_call("audit")
+        again.directives = NO_CACHE
         try:
             answer = await held(await self._pools[name].call(again), MAX_BYTES)
         except (Refused, StreamBroken) as error:
-            LOG.warning("an audit failed", extra={"fields": {**request.named, "error": str(error)}})
+            LOG.warning("an audit failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return None
         if answer is None:
             return None

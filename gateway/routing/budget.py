@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import BadRequest
-from gateway.messages import Request
+from gateway.messages import RequestContext
 from gateway.precedence import Priority
 
 HEADERS = TOTAL, TTFT, TPOT = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
+PRIORITY = "x-priority"
+BOUNDS = (*HEADERS, PRIORITY)  # by which a client says how urgent a request is
 NONE_GIVEN = None, None, None
 MAX_MS = 3_600_000.0
 # What a client that does not say how long it can wait is kept waiting for a call of somebody else.
@@ -52,7 +54,7 @@ def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
 def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -> Priority:
     """The client's `x-priority`, the policy's where it says nothing. A client may always step back; that it may go
     before what the policy says (`raised`) is for the policy to say. Raises `BadRequest` on a value that is none."""
-    value = headers.get("x-priority")
+    value = headers.get(PRIORITY)
     if value is None:
         return policy
     try:
@@ -74,6 +76,6 @@ def _seconds(name: str, value: str | None) -> float | None:
     return milliseconds / 1e3
 
 
-def patience_s(request: Request, now: float) -> float:
+def patience_s(request: RequestContext, now: float) -> float:
     """How long a request may wait for somebody else's call. `now`: monotonic clock."""
     return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * (request.due - now)))

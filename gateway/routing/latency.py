@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.bounded_cache import BoundedCache
 from gateway.routing.sketch import Ratios
 from gateway.routing.trend import Trend
 
@@ -60,7 +60,8 @@ class Levels:
     MOST, DRAWN = 10.0, 1.0  # answers
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[tuple[str, int], tuple[float, float, float]] = OrderedDict()  # sum, weight, when
+        # Sum, weight, when.
+        self._kinds: BoundedCache[tuple[str, int], tuple[float, float, float]] = BoundedCache(KINDS)
 
     def of(self, kind: tuple[str, int], now: float) -> float:
         total, weight = self._at(kind, now)
@@ -71,13 +72,10 @@ class Levels:
         total, seen = total + weight * math.log(max(ratio, 1e-6)), seen + weight
         if seen > self.MOST:
             total, seen = total * self.MOST / seen, self.MOST
-        self._kinds[kind] = total, seen, now
-        self._kinds.move_to_end(kind)
-        if len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
+        self._kinds.put(kind, (total, seen, now))
 
     def _at(self, kind: tuple[str, int], now: float) -> tuple[float, float]:
-        found = self._kinds.get(kind)
+        found = self._kinds.peek(kind)
         if found is None:
             return 0.0, 0.0
         total, weight, when = found

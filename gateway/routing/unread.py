@@ -2,7 +2,8 @@
 
 To learn from an answer takes a `LatencyBook` 16 to 24 us on a quiet machine, and it is asked only where there are
 latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `UNREAD` of them; from
-then on each is read as it comes, for as long as somebody has asked of late.
+then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer in `EVERY`
+is noted, once there are `UNREAD`: to note one has its price, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from gateway.routing.latency import CONFIDENCE, HALF_LIFE_S, Asked, LatencyBook,
 
 # What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
 UNREAD = 128
+EVERY = 8
 
 
 class UnreadBook:
@@ -22,12 +24,20 @@ class UnreadBook:
         self._book = LatencyBook()
         self._unread: deque[tuple[Asked, int, float, float, int, float]] = deque(maxlen=UNREAD)
         self._asked = float("-inf")  # when it was asked last
+        self._passed = 0  # answers that were not noted since the last one that was
 
     def predict(self, asked: Asked, *, load: int, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """As `LatencyBook.predict`."""
         self._asked = now
         self._read()
         return self._book.predict(asked, load=load, now=now, confidence=confidence)
+
+    def wants(self, now: float) -> bool:
+        """Whether the answer that has just come is to be observed."""
+        if now - self._asked <= HALF_LIFE_S or len(self._unread) < UNREAD:
+            return True
+        self._passed = (self._passed + 1) % EVERY
+        return self._passed == 0
 
     def observe(
         self, asked: Asked, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float

@@ -8,10 +8,11 @@ Read are `Retry-After` (RFC 9110 section 10.2.3) and its `retry-after-ms` (Azure
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+
+from gateway.bounded_cache import BoundedCache
 
 LONGEST_WAIT_S = 300.0  # nobody is shut out for longer by one header
 RETRY = frozenset({"retry-after", "retry-after-ms"})
@@ -29,18 +30,16 @@ class Waits:
     __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self.until: OrderedDict[str, float] = OrderedDict()  # by account; "": for all. As a rule it is empty
+        self.until: BoundedCache[str, float] = BoundedCache(KEYS)  # by account; "": for all. As a rule it is empty
 
     def add(self, account: str, until: float) -> None:
-        self.until[account] = max(until, self.until.pop(account, 0.0))
-        if len(self.until) > KEYS:
-            self.until.popitem(last=False)
+        self.until.put(account, max(until, self.until.peek(account) or 0.0))
 
     def left_s(self, account: str, now: float) -> float:
         """Seconds that are left, for this account or for all (""); 0: it may be asked."""
         if not self.until:
             return 0.0
-        until = max(self.until.get(account, 0.0), self.until.get("", 0.0))
+        until = max(self.until.peek(account) or 0.0, self.until.peek("") or 0.0)
         return max(0.0, until - now)
 
 

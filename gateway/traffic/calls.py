@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.cache.admission import judged, unasked
 from gateway.cache.frequency import Frequency
@@ -15,12 +15,13 @@ from gateway.messages import Admission, Choice
 from gateway.policy.model import Policy, Route, Target
 from gateway.ports import Inspection
 from gateway.routing.budget import budget_of
-from gateway.routing.choice import Decision, only
-from gateway.routing.decided import decided, thresholds_of
+from gateway.routing.choice import Decision
+from gateway.routing.decided import thresholds_of
 from gateway.routing.escalation import RouteEscalation
 from gateway.routing.latency import Asked, LatencyBook, Prediction
 from gateway.routing.outlook import Remaining
 from gateway.routing.promise import Sureness
+from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Signals, select
 from gateway.routing.splits import resolved
 from gateway.routing.threshold import Wish
 from gateway.traffic.day import Day
@@ -55,7 +56,11 @@ class Calls:
         prices: Mapping[str, Price],
         escalations: Mapping[str, RouteEscalation],
         largest: int,
+        adapters: Mapping[str, str],
     ) -> None:
+        """`adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
+        members = {name for route in policy.routes for name in route.target.members}
+        self._traits = {name: AdapterTraits(adapters.get(name, "openai")) for name in members}
         self._day = day
         self._latencies = latencies
         self._prices = prices
@@ -115,8 +120,8 @@ class Calls:
     # Who
 
     def _decision(self, row: Recorded, route: Route, target: Target, remaining: Remaining) -> Decision:
-        if row.given.operation == "embeddings":
-            return only(target.tiers[-1].backend)
+        if row.given.operation == EMBEDDINGS:
+            return select(target, self._traits, Signals(EMBEDDINGS), route.promise.late)
         if len(target.tiers) == 1:
             return self._decided(row, route, target, remaining, None, 0.0)
         score = row.complexity if row.complexity is not None else self._day.complexities.get(row.given.canonical)
@@ -133,16 +138,14 @@ class Calls:
         self, row: Recorded, route: Route, target: Target, remaining: Remaining, wish: Wish | None, score: float
     ) -> Decision:
         """Where nothing is due, all requests for one tier are decided alike: once is enough."""
-        waits, late = [0.0] * len(target.tiers), route.promise.late
+        late, signals = route.promise.late, Signals(row.given.operation, False, score, wish, remaining)
         if remaining.bounded:
-            predictions = self._predictions(row, route, target)
-            return decided(target, wish, score, remaining, predictions, waits, late, tries=False)
+            signals = replace(signals, predictions=self._predictions(row, route, target))
+            return select(target, self._traits, signals, late)
         key = target.backends, bisect_left(thresholds_of(target, wish), score)
         known = self._unbounded.get(key)
         if known is None:
-            nothing = [None] * len(target.tiers)
-            known = decided(target, wish, score, remaining, nothing, waits, late, tries=False)
-            self._unbounded[key] = known
+            known = self._unbounded[key] = select(target, self._traits, signals, late)
         return known
 
     def _as_recorded(self, row: Recorded, target: Target) -> Decision:
@@ -158,12 +161,13 @@ class Calls:
         total = budget_of(said, route.latency_budget_s).total_s
         return UNBOUNDED if total is None else Remaining(total - self._latencies.own_s)
 
-    def _predictions(self, row: Recorded, route: Route, target: Target) -> list[Prediction | None]:
+    def _predictions(self, row: Recorded, route: Route, target: Target) -> dict[str, Prediction | None]:
         asked, required = _asked(row), self._sure[route.name].required
-        books = [self._books.get(name) for name in target.backends]
-        return [
-            None if book is None else book.predict(asked, load=0, now=row.at, confidence=required) for book in books
-        ]
+        books = {name: self._books.get(name) for name in target.backends}
+        return {
+            name: None if book is None else book.predict(asked, load=0, now=row.at, confidence=required)
+            for name, book in books.items()
+        }
 
     def _observe(self, row: Recorded) -> None:
         """What was really asked of a backend is what predictions are made of."""

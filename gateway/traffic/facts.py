@@ -12,8 +12,7 @@ import numpy as np
 from gateway.cache.admission import roles_of
 from gateway.cache.templates import framed
 from gateway.credentials import SECRET
-from gateway.messages import CacheDirectives, Call, Provenance, Request, Verdict
-from gateway.observing.trace import Trace
+from gateway.messages import CacheDirectives, Call, Provenance, RequestContext, Verdict
 from gateway.policy.model import Policy, Recording
 from gateway.routing.budget import budget_of
 from gateway.routing.estimates import input_tokens
@@ -63,7 +62,7 @@ def drawn(canonical: bytes, share: float) -> bool:
 
 
 def facts_of(
-    request: Request,
+    request: RequestContext,
     call: Call,
     rule: Recording,
     headers: frozenset[str],
@@ -98,32 +97,31 @@ def facts_of(
         call.max_tokens,
         float(temperature) if isinstance(temperature, int | float) else None,
         tuple(dict.fromkeys(str(role) for role in roles_of(call))),
-        None if request.patient else budget_of(request.headers, None).total_s,
-        request.patient,
+        None if request.background else budget_of(request.headers, None).total_s,
+        request.background,
     )
     return Facts(plain, given, call.question, kept)
 
 
 def recorded_of(
     facts: Facts,
-    trace: Trace,
+    request: RequestContext,
     provenance: Provenance,
     *,
     at: float,
-    request_id: str,
     policy: str,
     status: int,
     seconds: float,
     digest: Digest,
 ) -> Recorded:
     """When the request is over. `at`: wall clock, when it came; `policy`: hash of the one in force."""
-    embedding, best = trace.embedding, trace.judged
-    stored, inspected = trace.stored, trace.inspected
+    embedding, best = request.embedding, request.judged
+    stored, inspected = request.stored, request.inspected
     return Recorded(
         at,
-        request_id,
+        request.id,
         policy,
-        trace.route,
+        request.route,
         facts.given,
         facts.question if facts.keeps_prompt else None,
         None if embedding is None else embedding.vector.astype("<f2").tobytes(),
@@ -133,7 +131,7 @@ def recorded_of(
         reason=None if provenance.reason is None else str(provenance.reason),
         backend=provenance.backend,
         tier=provenance.tier,
-        complexity=provenance.complexity if trace.complexity is None else trace.complexity,
+        complexity=provenance.complexity if request.complexity is None else request.complexity,
         entry=b"" if stored is None else digest(stored.fingerprint),
         stored=stored is not None,
         answer=None
@@ -150,9 +148,9 @@ def recorded_of(
         shift=0.0 if best is None or best.verbatim or facts.plain else best.score - best.opinion.score,
         threshold=None if best is None else best.threshold,
         similarity=None if best is None else best.similarity,
-        considered=tuple(_considered(facts, trace, digest)),
+        considered=tuple(_considered(facts, request, digest)),
         seconds=seconds,
-        stages=dict(trace.spans),
+        stages=dict(request.timings),
     )
 
 
@@ -174,9 +172,9 @@ def _hit(provenance: Provenance, digest: Digest) -> Hit | None:
     )
 
 
-def _considered(facts: Facts, trace: Trace, digest: Digest) -> Iterator[Considered]:
-    stored = [each.entry.question or "" for each in trace.considered]
-    for each in trace.considered:
+def _considered(facts: Facts, request: RequestContext, digest: Digest) -> Iterator[Considered]:
+    stored = [each.entry.question or "" for each in request.considered]
+    for each in request.considered:
         opinion = each.opinion
         yield Considered(
             digest(each.entry.fingerprint),
@@ -186,11 +184,11 @@ def _considered(facts: Facts, trace: Trace, digest: Digest) -> Iterator[Consider
             opinion.probability,
             None if opinion.veto is None else str(opinion.veto),
             None if opinion.doubt is None else str(opinion.doubt),
-            each is trace.judged or not framed(facts.question or "", each.entry.question or "", stored),
+            each is request.judged or not framed(facts.question or "", each.entry.question or "", stored),
         )
 
 
-def _matched(request: Request, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _matched(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     if not names:
         return
     for name, value in request.headers.items():

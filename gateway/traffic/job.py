@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgpack
 import orjson
@@ -29,7 +28,6 @@ from gateway.traffic.segments import FOLDER, KEY_FILE
 from gateway.traffic.simulation import Simulation, simulate
 from gateway.written.faults import ConfigInvalid
 
-T = TypeVar("T")
 NICE = 10  # of a process that runs beside a gateway: requests go first
 Texts = Sequence[tuple[str, bytes]]
 
@@ -45,6 +43,7 @@ class Job:
     verifier: str  # learned | checks
     largest: int  # bytes of an answer that may be stored
     prices: dict[str, tuple[float, float]]  # of every backend: input and output, dollars a million tokens
+    adapters: dict[str, str]  # of every backend
     tenants: tuple[str, ...]  # names that are known
     present: tuple[tuple[str, bytes], ...]
     new: tuple[tuple[str, bytes], ...]
@@ -63,6 +62,7 @@ def job_of(config: Config, present: Policy, new: Policy, wanted: str, now: float
         config.verifier.adapter,
         config.store.max_entry,
         {name: (b.price.input_per_million, b.price.output_per_million) for name, b in config.backends.items()},
+        {name: backend.adapter for name, backend in config.backends.items()},
         (ANONYMOUS, *config.auth.keys),
         tuple((text.file, text.content) for text in present.texts),
         tuple((text.file, text.content) for text in new.texts),
@@ -94,7 +94,7 @@ def _done(job: Job) -> Simulation:
     def ask(asked: str, stored: str, similarity: float) -> Opinion | None:
         if framed(asked, stored, [stored]):  # what varies would have to be embedded
             return None
-        return _at_once(verifier.opinions(asked, [Candidate(stored, similarity)]))[0]
+        return verifier.opinions(asked, [Candidate(stored, similarity)])[0]
 
     setting = Setting(
         {name: Price(*price) for name, price in job.prices.items()},
@@ -102,6 +102,7 @@ def _done(job: Job) -> Simulation:
         verifier.prior,
         job.largest,
         ask if any(row.prompt is not None for row in traffic.requests) else None,
+        job.adapters,
     )
     return simulate(traffic, present, new, setting)
 
@@ -131,17 +132,6 @@ def _names(job: Job) -> dict[bytes, str]:
         return {}
     digest = tenant_digests(digest_of(key))
     return {digest(name): name for name in job.tenants}
-
-
-def _at_once(asked: Coroutine[Any, Any, T]) -> T:
-    """What comes of something that awaits nothing: these verifiers compute."""
-    try:
-        asked.send(None)
-    except StopIteration as over:
-        value: T = over.value
-        return value
-    asked.close()
-    raise RuntimeError("the verifier waits for something")
 
 
 def main() -> int:

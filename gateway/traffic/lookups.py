@@ -9,7 +9,7 @@ import numpy as np
 
 from gateway.cache.control.route_control import RouteControl
 from gateway.cache.freshness import Lifetime, freshness_of
-from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Held, best, held
+from gateway.cache.judged import MAX_CANDIDATES, VERBATIM, Held, best, hold
 from gateway.messages import CacheDirectives, Refusal
 from gateway.policy.model import Semantic
 from gateway.ports import Opinion
@@ -84,8 +84,9 @@ class Lookup:
             reason = Refusal.EXPIRED if expired else Refusal.SIMILARITY if met and not unjudged else None
             return Looked(None, None, None, reason, unjudged)
         entries = len(within)
+        threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
         judgements = [
-            held(similarity, opinion, control, rule.acceptance, shift=row.shift, entries=entries)
+            Held(similarity, opinion, threshold, *hold(similarity, opinion, threshold, by, row.shift))
             for _, similarity, opinion in found
         ]
         at = best(judgements)

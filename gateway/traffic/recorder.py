@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gateway.cache.judged import Judged
 from gateway.config.traffic import Traffic
-from gateway.messages import Provenance, Request
+from gateway.messages import Provenance, RequestContext
 from gateway.observing.telemetry import Telemetry
-from gateway.observing.trace import Trace
 from gateway.policy.model import Policy, Route
 from gateway.ports import Clock
 from gateway.traffic.facts import Digest, Facts, digest_of, facts_of, header_names, recorded_of, tenant_digests
@@ -75,7 +74,7 @@ class Recorder:
 
     # A request
 
-    def facts(self, request: Request, route: Route) -> Facts | None:
+    def facts(self, request: RequestContext, route: Route) -> Facts | None:
         """Before anything is decided of it; None where it is not recorded."""
         if request.call is None or route.record is None or self._digest is None or self._tenants is None:
             return None
@@ -83,7 +82,7 @@ class Recorder:
         return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
 
     def over(
-        self, facts: Facts, trace: Trace, provenance: Provenance, *, request_id: str, status: int, seconds: float
+        self, facts: Facts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Its last byte has gone."""
         if self._digest is None:
@@ -93,10 +92,9 @@ class Recorder:
             return
         row = recorded_of(
             facts,
-            trace,
+            request,
             provenance,
             at=self._clock.wall() - seconds,
-            request_id=request_id,
             policy=self._policy,
             status=status,
             seconds=seconds,

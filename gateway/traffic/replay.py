@@ -6,7 +6,7 @@ One request after the other, in the order in which they came: what one leaves in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ class Setting:
     prior: PriorBands  # of the verifier
     largest: int  # bytes of an answer that may be stored
     ask: Ask | None = None  # asks the verifier of two questions; None: their text is not there
+    adapters: Mapping[str, str] = field(default_factory=dict)  # of each backend
 
 
 class Outcome(NamedTuple):
@@ -64,7 +65,7 @@ class Replay:
         self._shelf = Shelf(day.requests[0].at)
         self.plans = {route.name: plan_of(route, day.heading, setting.prior) for route in policy.routes}
         escalations = {r.name: escalation_of(r, day.heading) for r in policy.routes if len(r.target.tiers) > 1}
-        self.calls = Calls(policy, day, latencies, setting.prices, escalations, setting.largest)
+        self.calls = Calls(policy, day, latencies, setting.prices, escalations, setting.largest, setting.adapters)
         self._lookup = Lookup(day, self._shelf, setting.ask)
         self._routes: dict[tuple[object, ...], Plan] = {}
 

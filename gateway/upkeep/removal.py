@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 from gateway.adapters.front_store import FrontStore
 from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
 from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
-from gateway.flights.flight import Joinable
+from gateway.flights.flight import Flight
 from gateway.messages import Entry, Placed
 from gateway.observing.telemetry import Telemetry
 from gateway.ports import Clock, RemovalStore
@@ -40,7 +40,7 @@ class Removal:
         front: FrontStore,
         store: RemovalStore,
         spaces: Spaces,
-        flights: MutableMapping[str, Joinable],
+        flights: dict[str, Flight],
         clock: Clock,
         telemetry: Telemetry,
         horizon_s: Callable[[], float],

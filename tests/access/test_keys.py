@@ -16,7 +16,7 @@ from gateway.adapters.redis_keys import RedisKeys
 from gateway.errors import StoreUnavailable
 from tests.access.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import EXACT_CACHE, Served, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, Served, fast_path, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 from tests.jobs.asking import over, submit
@@ -80,13 +80,13 @@ async def test_keys_of_the_configuration_work_as_before(served: Served) -> None:
     assert served.gateway.parts.telemetry.key_lookups.values == {}
 
 
-async def test_a_revoked_key_gets_no_more_hits_from_the_front(served: Served, upstream: Upstream) -> None:
-    """The front answers the very same bytes without the stages: it has to hear of it, too."""
+async def test_a_revoked_key_gets_no_more_hits_from_the_fast_path(served: Served, upstream: Upstream) -> None:
+    """It answers the very same bytes without the other steps: it has to hear of it, too."""
     made = await create(served)
     for _ in range(3):
         answer = await served.chat("hi", headers=bearer(made["key"]))
     assert is_hit(answer)
-    assert len(served.gateway.data_port._front._known) == 1
+    assert len(fast_path(served)._known) == 1
     revoked = (await admin(served, "POST", f"/admin/keys/{made['id']}/revoke")).json
     assert (revoked["state"], revoked["durable"]) == ("revoked", True)
     refused = await served.chat("hi", headers=bearer(made["key"]))
@@ -104,7 +104,7 @@ async def test_a_key_that_is_known_costs_the_store_nothing(served: Served) -> No
     assert served.gateway.parts.telemetry.key_lookups.values == {("found",): 1}
 
 
-async def test_a_key_ends_when_it_expires_also_in_the_front(served: Served, clock: FakeClock) -> None:
+async def test_a_key_ends_when_it_expires_also_in_the_fast_path(served: Served, clock: FakeClock) -> None:
     made = await create(served, expires="1h")
     for _ in range(3):
         await served.chat("hi", headers=bearer(made["key"]))

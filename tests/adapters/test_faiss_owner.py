@@ -108,16 +108,16 @@ async def test_small_and_large_scopes_find_the_same_while_others_use_the_index(e
         index.close()
 
 
-async def test_nothing_is_at_hand_while_the_index_is_in_use() -> None:
+async def test_no_search_is_made_at_once_while_the_index_is_in_use() -> None:
     index, go = FaissIndex(DIMENSION, max_entries=10), threading.Event()
     try:
         await index.add("e", "scope", at(0.0))
         held = asyncio.ensure_future(index._owner.run(go.wait))
         await asyncio.sleep(0)
-        assert index.at_hand("scope", at(0.0)) is None
+        assert index.search_nowait("scope", at(0.0), 1) is None
         go.set()
         await held
-        found = index.at_hand("scope", at(0.0))
+        found = index.search_nowait("scope", at(0.0), 1)
         assert found is not None and found[0].fingerprint == "e"
     finally:
         go.set()

@@ -23,7 +23,7 @@ from gateway.adapters.onnx_generator import Generator, Piece
 from gateway.adapters.onnx_reader import Classifier, Vectors
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, Unfit
-from gateway.messages import EventStream, Request, Whole
+from gateway.messages import EventStream, RequestContext, Whole
 from gateway.modelkit.files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
 from tests.contracts.test_backend import request_of
 from tests.fixtures.onnx_models import LEARNT, MODELS, generator, onnx
@@ -42,18 +42,18 @@ async def backend_of(model: Any, **keys: Any) -> AsyncIterator[OnnxBackend]:
         await backend.close()
 
 
-def chat(question: str = QUESTION, **fields: Any) -> Request:
+def chat(question: str = QUESTION, **fields: Any) -> RequestContext:
     return request_of(messages=[{"role": "user", "content": question}], **fields)
 
 
-async def whole(backend: OnnxBackend, request: Request) -> dict[str, Any]:
+async def whole(backend: OnnxBackend, request: RequestContext) -> dict[str, Any]:
     response = await backend.send(request)
     assert isinstance(response.body, Whole)
     body: dict[str, Any] = orjson.loads(response.body.data)
     return body
 
 
-async def deltas(backend: OnnxBackend, request: Request) -> list[str]:
+async def deltas(backend: OnnxBackend, request: RequestContext) -> list[str]:
     response = await backend.send(request)
     assert isinstance(response.body, EventStream)
     chunks = [orjson.loads(event.data) async for event in response.body.events if event.data != b"[DONE]"]

@@ -165,7 +165,7 @@ async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_on
     there = await asyncio.to_thread(cross_encoder, served.url, clock)
     first = LearnedVerifier(load_weights())
     verifier = ThoroughVerifier(first, there)
-    (opinion,) = await verifier.opinions("How do I reset my password?", [candidate])
+    (opinion,) = verifier.opinions("How do I reset my password?", [candidate])
 
     async def second() -> object:
         return await verifier.second_opinion("How do I reset my password?", candidate, opinion)
@@ -202,7 +202,7 @@ async def test_a_gateway_verifies_with_it_beside_any_embedder_and_doctor_names_i
         here = await asyncio.to_thread(build_verifier, Verifier(), EmbeddingModel())
         assert verifier.basis != here.basis
         candidate = Candidate("How do I reset my router?", 0.9)
-        (first,) = await verifier.opinions("How do I reset my password?", [candidate])
+        (first,) = verifier.opinions("How do I reset my password?", [candidate])
         pair = ("How do I reset my password?", candidate, first)
         ours, theirs = await here.second_opinion(*pair), await verifier.second_opinion(*pair)
         assert ours is not None

@@ -21,7 +21,7 @@ VERIFIER = ThresholdVerifier()
 
 
 async def test_each_candidate_is_judged_in_order() -> None:
-    found = await VERIFIER.opinions(
+    found = VERIFIER.opinions(
         "How do I turn the alarm on?",
         [
             Candidate("How do I turn the alarm off?", 0.99),
@@ -33,12 +33,12 @@ async def test_each_candidate_is_judged_in_order() -> None:
 
 
 async def test_no_candidates_no_opinions() -> None:
-    assert await VERIFIER.opinions("anything", []) == []
+    assert VERIFIER.opinions("anything", []) == []
 
 
 async def test_it_has_no_second_opinion_to_give() -> None:
     candidate = Candidate("a", 0.9)
-    (first,) = await VERIFIER.opinions("b", [candidate])
+    (first,) = VERIFIER.opinions("b", [candidate])
     assert await VERIFIER.second_opinion("b", candidate, first) is None
 
 

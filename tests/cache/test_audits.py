@@ -17,9 +17,8 @@ from gateway.cache.control.route_control import Observation
 from gateway.cache.control.wrong_hits import Label
 from gateway.dialects.openai import OpenAI
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Refusal, Request
+from gateway.messages import Embedding, Refusal, RequestContext
 from gateway.observing.access_log import AccessLog
-from gateway.observing.trace import Trace
 from gateway.ports import Acceptance
 from gateway.quality.comparisons import Comparisons
 from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING
@@ -224,11 +223,19 @@ async def test_what_the_embedder_cannot_tell_is_undecided(
     assert await comparisons.label(HI, stored, entry_of("x", payload=(b"{}",))) is None
 
 
-def missed(served: Served) -> Request:
+def missed(served: Served) -> RequestContext:
     """A request whose neighbour was refused."""
-    trace = Trace(served.gateway.parts.clock)
-    trace.judged = judged_of(reason=Refusal.SIMILARITY)
-    return Request("id", "POST", "/v1/chat/completions", "", {}, AtHand(), 0.0, trace, call=HI, route="default")
+    request = RequestContext(
+        request_id="id",
+        method="POST",
+        path="/v1/chat/completions",
+        query="",
+        headers={},
+        body_source=AtHand(),
+        clock=served.gateway.parts.clock,
+    )
+    request.call, request.route, request.judged = HI, "default", judged_of(reason=Refusal.SIMILARITY)
+    return request
 
 
 # Hits

@@ -47,7 +47,7 @@ def is_hit(answer: Answer) -> bool:
 async def test_the_same_request_is_answered_from_the_cache(exact: Served, upstream: Upstream) -> None:
     first = await exact.chat("what is nearhit?")
     assert first.cache_status == "nearhit; fwd=miss; stored"
-    for _ in range(3):  # the second hit and those after it take the short path in front of the stages
+    for _ in range(3):  # the second hit and those after it take the fast path
         again = await exact.chat("what is nearhit?")
         assert is_hit(again)
         assert again.body == first.body

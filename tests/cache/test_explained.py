@@ -33,11 +33,11 @@ class Placed:
 
     fingerprint, dimension = "placed", 2
 
-    def __init__(self, stored: Vector, asked: Vector, *, truncated: bool = False) -> None:
-        self._stored, self._asked, self._truncated = stored, asked, truncated
+    def __init__(self, stored: Vector, asked: Vector, *, truncated: bool = False, unreadable: bool = False) -> None:
+        self._stored, self._asked, self._truncated, self._unreadable = stored, asked, truncated, unreadable
 
-    async def embed(self, text: str) -> Embedding:
-        return Embedding(self._stored if text == STORED else self._asked, 3, self._truncated)
+    async def embed(self, text: str, owner: str = "") -> Embedding:
+        return Embedding(self._stored if text == STORED else self._asked, 3, self._truncated, self._unreadable)
 
 
 class Scripted:
@@ -48,7 +48,7 @@ class Scripted:
     def __init__(self, first: Opinion, second: Opinion | None = None) -> None:
         self._first, self._second = first, second
 
-    async def opinions(self, question: str, candidates: Any) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Any) -> list[Opinion]:
         return [self._first for _ in candidates]
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
@@ -137,6 +137,12 @@ def test_what_is_too_far_to_be_read_is_not_served_whatever_the_verifier_would_sa
 def test_what_is_longer_than_the_model_reads_is_not_looked_at() -> None:
     found = pair_of(Opinion(0.99, 0.9), embedder=Placed(vector_of(1), vector_of(1), truncated=True))
     assert (found.served, found.reason, found.features) == (False, "too-long", {})
+
+
+def test_what_the_model_cannot_read_is_told_as_the_lookup_tells_it() -> None:
+    found = pair_of(Opinion(0.99, 0.9), embedder=Placed(vector_of(1), vector_of(1), unreadable=True))
+    assert (found.served, found.reason) == (False, "unreadable")
+    assert found.why.startswith("unreadable: one of the two has words that the embedding model cannot read")
 
 
 def test_the_same_words_need_no_threshold() -> None:

@@ -6,18 +6,19 @@ import pytest
 
 from gateway.cache.control.ledger import BANDS
 from gateway.cache.control.route_control import RouteControl
-from gateway.cache.judged import VERBATIM, best, judged, same_words
+from gateway.cache.judged import VERBATIM, Held, best, hold, same_words
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Opinion
-from tests.fixtures.entries import entry_of, judged_of, vector_of
+from tests.fixtures.entries import judged_of
 
 CONTROL = RouteControl([(0.5, 0.02)] * BANDS, "basis")
 PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 
-def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95):
-    entry = entry_of()
-    return judged(entry, judged_of().relation, vector_of(1), similarity, opinion, CONTROL, acceptance, shift=0.0)
+def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> Held:
+    control = CONTROL if acceptance is PROMISE else None
+    threshold = CONTROL.threshold(acceptance)
+    return Held(similarity, opinion, threshold, *hold(similarity, opinion, threshold, control))
 
 
 def test_below_the_threshold_the_doubt_is_the_reason() -> None:

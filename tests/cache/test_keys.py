@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.keys import keys_of, owner_of
 from gateway.dialects.openai import OpenAI
-from gateway.messages import Call
+from gateway.messages import Call, Decisive
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 OWNER = st.tuples(st.sampled_from(["user", "tenant", "global"]), TEXT, st.none() | TEXT)
@@ -35,10 +35,7 @@ class Bare:
             body={},
             model="m",
             stream=False,
-            canonical=self.content,
-            context=self.content,
-            question=None,
-            no_question=None,
+            found=Decisive(self.content, self.content, None),
             said="",
             max_tokens=None,
             user=None,

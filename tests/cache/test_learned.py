@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import json
 import shutil
@@ -54,7 +52,7 @@ OPPOSITES = [
 
 
 async def opinion_of(a: str, b: str, similarity: float) -> Opinion:
-    (opinion,) = await VERIFIER.opinions(a, [Candidate(b, similarity)])
+    (opinion,) = VERIFIER.opinions(a, [Candidate(b, similarity)])
     return opinion
 
 
@@ -92,7 +90,7 @@ async def test_the_same_question_scores_1_and_is_all_but_sure() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200), st.floats(0, 1))
 def test_no_question_scores_higher_than_the_same_question(a: str, b: str, similarity: float) -> None:
-    same, other = asyncio.run(VERIFIER.opinions(a, [Candidate(a, 1.0), Candidate(b, similarity)]))
+    same, other = VERIFIER.opinions(a, [Candidate(a, 1.0), Candidate(b, similarity)])
     assert same.score == 1.0
     assert other.score <= 1.0
     assert 0.0 <= other.probability <= same.probability <= 1.0
@@ -106,7 +104,7 @@ def test_a_higher_margin_never_lowers_score_or_probability(a: float, b: float) -
 
 
 async def test_no_candidates_no_opinions() -> None:
-    assert await VERIFIER.opinions("anything", []) == []
+    assert VERIFIER.opinions("anything", []) == []
 
 
 async def test_a_doubt_names_the_difference() -> None:
@@ -126,7 +124,7 @@ async def test_it_has_no_second_opinion_to_give() -> None:
 async def test_a_text_longer_than_is_read_is_served_only_to_its_equal() -> None:
     long = "how do I do this " * 6000
     started = time.process_time()
-    equal, longer = await VERIFIER.opinions(long, [Candidate(long, 1.0), Candidate(long + "now", 1.0)])
+    equal, longer = VERIFIER.opinions(long, [Candidate(long, 1.0), Candidate(long + "now", 1.0)])
     assert (equal.score >= LEAST, longer.score >= LEAST) == (True, False)
     assert time.process_time() - started < 1.0
 
@@ -200,12 +198,11 @@ def calls_of(asked: str, *stored: str) -> int:
         nonlocal made
         made += event in ("call", "c_call")
 
-    opinions = VERIFIER.opinions(asked, [Candidate(each, 0.9) for each in stored])
+    candidates = [Candidate(each, 0.9) for each in stored]
     gc.disable()  # what earlier tests have left calls functions, too, when it is collected
     sys.setprofile(count)
     try:
-        with contextlib.suppress(StopIteration):
-            opinions.send(None)
+        VERIFIER.opinions(asked, candidates)
     finally:
         sys.setprofile(None)
         gc.enable()

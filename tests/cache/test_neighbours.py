@@ -21,7 +21,7 @@ async def test_neighbours_that_are_not_in_memory_are_asked_of_the_store_together
         for question in ("alpha beta gamma delta", "epsilon zeta eta theta"):
             assert (await served.chat(question)).status == 200
         store, asked, both = served.gateway.parts.store, set[str](), asyncio.Event()
-        stored = list(store._kept.entries)
+        stored = list(store._residents)
         assert len(stored) == 2
         for fingerprint in stored:
             store.forget(fingerprint)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from tests.fixtures.gateways import TIERS
+from gateway.pipeline import SHARED
+from tests.fixtures.gateways import NO_CACHE, TIERS
 from tests.fixtures.processes import write_config
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,17 @@ def test_explain_speaks_json_and_the_fingerprint_is_that_of_the_question(
     assert easy["complexity"] < 0.5 < hard["complexity"]
     assert easy["scope"] == hard["scope"]  # all but the question is equal
     assert easy["fingerprint"] != hard["fingerprint"]
+
+
+def test_explain_prints_the_steps_of_a_route(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(home, EASY, "--steps") == 0
+    steps = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert steps[0] == "ExactFastPath" and steps[-1] == "Dispatch"
+    assert "SemanticCache" in steps and "RateLimit" not in steps
+    (home / "policies" / "policy.yaml").write_text(NO_CACHE.replace("main", "light"))
+    assert ask(home, EASY, "--steps", "--json") == 0
+    found = [name for name, _ in json.loads(capsys.readouterr().out)["steps"]]
+    assert found == [step.name for step in SHARED] + ["Negotiate", "Dispatch"]
 
 
 def test_explain_can_be_held_to_an_expectation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

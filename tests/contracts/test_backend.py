@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -28,9 +27,8 @@ from gateway.bodies import AtHand, close_body
 from gateway.config import Tensors, Timeouts
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
-from gateway.messages import EventStream, Request, Whole
+from gateway.messages import EventStream, RequestContext, Whole
 from gateway.modelkit.files import MODEL, default_model_dir
-from gateway.observing.trace import Trace
 from gateway.ports import Backend
 from gateway.routing.naming import ModelNames
 from tests.fixtures.anthropic_upstream import anthropic
@@ -120,27 +118,27 @@ async def absent(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
         yield made
 
 
-def request_of(path: str = "/v1/chat/completions", **body: Any) -> Request:
+def request_of(path: str = "/v1/chat/completions", **body: Any) -> RequestContext:
     clock = SystemClock()
-    request = Request(
-        id="r1",
+    request = RequestContext(
+        request_id="r1",
         method="POST",
         path=path,
         query="",
         headers=CIMultiDict(),
-        source=AtHand(),
-        received=clock.monotonic(),
-        trace=Trace(clock),
+        body_source=AtHand(),
+        clock=clock,
     )
     fields = (
         {"model": "m", **body}
         if body
         else {"model": "m", "messages": [{"role": "user", "content": "What is a scope?"}]}
     )
-    return replace(request, call=OpenAI().parse(path, orjson.dumps(fields), {}))
+    request.call = OpenAI().parse(path, orjson.dumps(fields), {})
+    return request
 
 
-def streamed() -> Request:
+def streamed() -> RequestContext:
     return request_of(messages=[{"role": "user", "content": "What is a scope?"}], stream=True)
 
 

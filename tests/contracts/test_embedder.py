@@ -306,12 +306,14 @@ async def test_every_caller_of_a_failed_batch_gets_an_error_of_its_own(encoder: 
     embedder.close()
 
 
-async def test_only_a_recent_text_is_at_hand(encoder: ScriptedEncoder) -> None:
+async def test_only_a_recent_text_of_the_same_owner_needs_no_wait(encoder: ScriptedEncoder) -> None:
     embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
-    assert embedder.at_hand("hello there") is None
-    known = await embedder.embed("hello there")
-    assert embedder.at_hand("hello there") is known
-    assert embedder.at_hand("hello") is None
+    assert embedder.embed_nowait("hello there", "acme") is None
+    known = await embedder.embed("hello there", "acme")
+    assert embedder.embed_nowait("hello there", "acme") is known
+    assert embedder.embed_nowait("hello", "acme") is None
+    assert embedder.embed_nowait("hello there", "bravo") is None
+    assert embedder.embed_nowait("hello there") is None
     embedder.close()
 
 

@@ -17,11 +17,9 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey
 from gateway.adapters.front_store import FrontStore
 from gateway.adapters.redis_client import connect
 from gateway.adapters.redis_guard import COOLDOWN_S
-from gateway.adapters.redis_journal import CHANGES, Journal
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import StoreUnavailable
-from gateway.messages import Vector
 from gateway.ports import ResponseStore
 from tests.fixtures.entries import entry_of, hexed, vector_of
 from tests.fixtures.fakes import MemoryStore
@@ -268,46 +266,11 @@ async def test_what_an_answer_had_beside_it_goes_with_it(on_server: tuple[RedisS
     assert set(client.hkeys(key)) == {b"record", b"scope", b"expires", b"worth"}
 
 
-@pytest.mark.parametrize("vector", [None, vector_of(1)], ids=["no-vector", "vector"])
-async def test_a_put_without_a_task_leaves_what_a_put_does(
-    on_server: tuple[RedisStore, Redis], vector: Vector | None
-) -> None:
-    store, client = on_server
-    entry = entry_of("a", tenant="t\u00e4nant/1", payload=(b"\xff\r\n$0\r\n",), expires=CLOCK.wall() + 1234.5678)
-    await store.put(entry, vector)
-    (key,) = client.keys("*entry:*")
-    left = client.hgetall(key), client.pexpiretime(key), client.zrange("nearhit:1:entries", 0, -1, withscores=True)
-    await store.delete([entry.fingerprint])
-    begun = store.begin_put(entry, vector)
-    await asyncio.wait([begun])
-    assert store.was_put(entry, vector, begun)
-    anew = client.hgetall(key), client.pexpiretime(key), client.zrange("nearhit:1:entries", 0, -1, withscores=True)
-    assert anew == left
-
-
-async def test_a_put_without_a_task_tells_other_gateways(outside_store: OutsideServer) -> None:
-    journal, client = Journal("g1", 100), Redis.from_url(outside_store.url)
-    connected = connect(outside_store.url, PATIENCE_S)
-    store = RedisStore(connected, embedder="e1", timeout_s=PATIENCE_S, clock=CLOCK, journal=journal)
-    try:
-        begun = store.begin_put(entry_of("a"), vector_of(1))
-        await asyncio.wait([begun])
-        assert store.was_put(entry_of("a"), vector_of(1), begun)
-        (change,) = client.xrange(CHANGES)
-        assert change[1] == {b"by": b"g1", b"vectors": hexed("a").encode()}
-    finally:
-        client.close()
-        await store.close()
-
-
 async def test_a_server_that_was_started_anew_keeps_what_is_put_first(on_server: tuple[RedisStore, Redis]) -> None:
     """What finds out that it is there again finds, too, that it has forgotten its scripts."""
     store, client = on_server
     client.script_flush()
     store._guard._breaker.eject(CLOCK.monotonic() - COOLDOWN_S)  # one may try whether it is there
-    begun = store.begin_put(entry_of("a"), None)
-    await asyncio.wait([begun])
-    assert not store.was_put(entry_of("a"), None, begun)
     assert await store.put(entry_of("a"), None)
     assert await store.get(hexed("a")) is not None
 

@@ -77,13 +77,13 @@ async def test_neighbours_come_most_similar_first_and_at_most_k(index: VectorInd
     assert all(a.similarity >= b.similarity for a, b in pairwise(found))
 
 
-async def test_what_is_at_hand_is_what_a_search_finds(index: VectorIndex) -> None:
+async def test_a_search_without_waiting_finds_what_a_search_finds(index: VectorIndex) -> None:
     for i in range(140):  # beyond what is compared without FAISS
         await index.add(f"e{i}", "s", vector_of(i))
-        found = index.at_hand("s", vector_of(3))
+        found = index.search_nowait("s", vector_of(3), 1)
         searched = await index.search("s", vector_of(3), 1)
         assert found is None or names(found) == names(searched)
-    assert not index.at_hand("nobody's", vector_of(1))
+    assert not index.search_nowait("nobody's", vector_of(1), 1)
 
 
 async def test_similarity_lies_between_0_and_1(index: VectorIndex) -> None:

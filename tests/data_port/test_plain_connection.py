@@ -19,7 +19,7 @@ from aiohttp import web
 from gateway.data_port import plain_connection
 from gateway.policy.load import policy_from_text
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, Served, config_of, gateway_of, recovered
+from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, Served, config_of, fast_path, gateway_of, recovered
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, connected
@@ -54,7 +54,7 @@ def get(path: str, headers: bytes = b"", method: bytes = b"GET") -> bytes:
 
 # Each is sent as it is on a connection of its own.
 CONTRACT: dict[str, list[bytes]] = {
-    "keep-alive: a miss, a hit of the stages, hits of the front": [HI, HI, HI, HI],
+    "keep-alive: a miss, a hit, hits of the fast path": [HI, HI, HI, HI],
     "Connection: keep-alive": [ask("hi", b"Connection: Keep-Alive\r\n")] * 3,
     "pipelined": [HI * 5 + HEALTH + HI],
     "pipelined, misses and hits": [ask("one") + HI + ask("two") + HI + ask("one")],
@@ -176,8 +176,8 @@ async def test_both_answer_alike(both: tuple[Served, Served]) -> None:
         if plain != full:
             different[name] = (plain, full)
     assert not different, json.dumps({name: [str(each) for each in pair] for name, pair in different.items()}, indent=1)
-    assert len(both[0].gateway.data_port._front._known) >= 8
-    assert len(both[1].gateway.data_port._front._known) == 0
+    assert len(fast_path(both[0])._known) >= 7  # a request is remembered from its second hit on
+    assert len(fast_path(both[1])._known) == 0
 
 
 async def test_requests_may_be_cut_anywhere(both: tuple[Served, Served]) -> None:
@@ -202,34 +202,30 @@ async def test_requests_may_be_cut_anywhere(both: tuple[Served, Served]) -> None
 
 
 async def hot(served: Served, wire: Wire, request: bytes = HI) -> None:
-    """Returns once the front answers it."""
-    front = served.gateway.data_port._front
+    """Returns once the fast path answers it."""
     for _ in range(3):
         await wire.send(request)
         answer = await wire.message()
-    assert front._known
+    assert len(fast_path(served)._known)
     assert answer.all("Cache-Status")[0].startswith("nearhit; hit; detail=exact")
 
 
-def sees_no_stage(served: Served) -> None:
-    async def handler(request: Any) -> Any:
-        raise AssertionError("the stages were asked")
-
-    served.gateway.data_port._service.handler = handler
+def failing(_: Any) -> Any:
+    raise AssertionError("a step was asked")
 
 
 def is_hit(answer: Message) -> bool:
     return "; hit;" in answer.all("Cache-Status")[0]
 
 
-async def test_a_hot_answer_needs_no_stage(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hot_answer_needs_no_other_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where head and body come apart, and with an id of each request's own."""
     monkeypatch.setattr(plain_connection, "WAIT_S", 3600.0)  # how long the body takes is not looked at
     async with connected(served.url) as wire:
         undelayed(wire)
         await hot(served, wire)
         (plain,) = served.gateway.data_port._connections._plain
-        sees_no_stage(served)
+        monkeypatch.setattr(fast_path(served), "_inner", failing)
         for i in range(3):
             await wire.send(ask("hi", b"x-request-id: r%d\r\ntraceparent: %d\r\n" % (i, i)))
             assert (await wire.message()).all("x-request-id") == [f"r{i}"]
@@ -372,7 +368,7 @@ async def test_a_request_that_aiohttp_has_half_read_when_the_gateway_stops_is_an
     async with gateway_of(config) as served, connected(served.url) as wire:
         undelayed(wire)
         await wire.send(CHUNKED[:-10])
-        await until(lambda: served.gateway.data_port.inflight == 1)
+        await until(lambda: served.gateway.inflight.count == 1)
         stopping = asyncio.create_task(served.gateway.data_port.stop())
         await until(lambda: served.gateway.data_port._service.draining)
         await asyncio.sleep(0.01)  # it takes no further request by now; nothing depends on it
@@ -395,8 +391,8 @@ async def test_a_request_that_crosses_the_stop_on_an_idle_connection_is_answered
         assert (await wire.rest(), await idle.rest()) == (b"", b"")
 
 
-async def test_a_stage_that_fails_is_a_500_and_the_end(served: Served) -> None:
-    sees_no_stage(served)
+async def test_a_step_that_fails_is_a_500_and_the_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_path(served), "_inner", failing)
     async with connected(served.url) as wire:
         await wire.send(ask("new", b"Cache-Control: no-store\r\n"))
         answer = await wire.message()

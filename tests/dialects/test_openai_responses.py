@@ -550,6 +550,6 @@ def test_backends_of_openai_understand_responses_and_others_do_not() -> None:
     assert dialect_of("POST", "/v1/responses") == dialect_of("POST", "/v1/responses")
     assert dialect_of("POST", "/v1/responses/resp_1/cancel") is None
     assert dialect_of("POST", "/v1/responses/compact") is None
-    assert understands("openai", RESPONSES)
-    assert understands("openai", OpenAI())
-    assert not understands("tfserving", RESPONSES)
+    assert understands("openai", RESPONSES.name)
+    assert understands("openai", OpenAI().name)
+    assert not understands("tfserving", RESPONSES.name)

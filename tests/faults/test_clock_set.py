@@ -49,7 +49,7 @@ async def test_what_memory_alone_has_from_before_the_clock_was_set_back_can_be_r
     served: Served, clock: FakeClock
 ) -> None:
     await served.chat("one", headers=TAGGED)
-    await served.gateway.stores.redis.delete(list(served.gateway.stores.front._kept.entries))
+    await served.gateway.stores.redis.delete(list(served.gateway.stores.front._residents))
     clock.set_wall(clock.wall() - 0.5)
     assert (await purge(served, tags=["a"])).status == 200
     clock.advance(1.0)

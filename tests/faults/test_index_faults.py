@@ -54,7 +54,7 @@ async def test_an_index_that_fails_makes_misses_and_exact_hits_go_on(
 async def test_an_index_that_takes_nothing_leaves_no_answer_waiting(
     served: Served, index: FaissIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await served.chat(STORED)  # from now on a connection lies idle: misses are fetched without the stages
+    await served.chat(STORED)
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("Error in virtual void faiss::add")
@@ -64,7 +64,6 @@ async def test_an_index_that_takes_nothing_leaves_no_answer_waiting(
         async with asyncio.timeout(20):
             answers = [await served.chat(f"nothing like it {i}") for i in range(3)]
     assert [(answer.status, answer.cache_status) for answer in answers] == [(200, "nearhit; fwd=miss")] * 3
-    assert served.gateway.data_port._connections.misses.fetched > 0
     assert served.gateway.parts.telemetry.store_errors.total() == 3
 
 

@@ -56,9 +56,8 @@ async def test_what_memory_alone_has_since_the_store_was_away(served: Served, mo
 async def test_what_the_store_takes_as_it_is_looked_through(
     served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """As where its connections are not read in turn."""
     behind: Any = served.gateway.parts.space.behind
-    begin_put, put, go_on, waiting = behind.begin_put, behind.put, asyncio.Event(), 0
+    put, go_on, waiting = behind.put, asyncio.Event(), 0
 
     async def held(what: Any) -> Any:
         nonlocal waiting
@@ -66,7 +65,6 @@ async def test_what_the_store_takes_as_it_is_looked_through(
         await go_on.wait()
         return await what()
 
-    monkeypatch.setattr(behind, "begin_put", lambda *some: asyncio.ensure_future(held(lambda: begin_put(*some))))
     monkeypatch.setattr(behind, "put", lambda *some: held(lambda: put(*some)))
     asking = asyncio.create_task(served.chat(QUESTION, stream=stream))
     await until(lambda: waiting)

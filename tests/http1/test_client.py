@@ -29,7 +29,7 @@ from tests.fixtures.wire import Message, Wire, WireUpstream
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CROWD = 200
-GET = request_head("GET", "/", "h", [], "")
+GET = request_head("GET", "/", "h", [], b"")
 
 
 async def body_of(client: Client, head: bytes = GET, *, headless: bool = False, repeatable: bool = True) -> bytes:
@@ -252,7 +252,7 @@ async def test_a_body_is_as_long_as_its_head_says_or_the_request_fails(
 ) -> None:
     """What is too much would be read as the next request."""
     server.script = silent
-    head = request_head("PUT", "/", "h", [], "Content-Length: 4\r\n")
+    head = request_head("PUT", "/", "h", [], b"Content-Length: 4\r\n")
     with pytest.raises(UploadFailed):
         await client.ask(head, pieces(*given), length=4, repeatable=False, due=due())
     await until(lambda: client.pool.open == 0)

@@ -12,13 +12,13 @@ from gateway.http1.origin import Origin
 
 
 def test_a_head_is_one_line_a_header_in_order() -> None:
-    head = request_head("POST", "/v1/x?a=b", "h:1", [("A", "1"), ("a", "2")], "Content-Length: 3\r\n")
+    head = request_head("POST", "/v1/x?a=b", "h:1", [("A", "1"), ("a", "2")], b"Content-Length: 3\r\n")
     assert head == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h:1\r\nA: 1\r\na: 2\r\nContent-Length: 3\r\n\r\n"
 
 
 def test_bytes_that_are_no_utf_8_go_out_as_they_came() -> None:
     value = b"\xe9\xff".decode("utf-8", "surrogateescape")
-    assert b"A: \xe9\xff\r\n" in request_head("GET", "/", "h", [("A", value)], "")
+    assert b"A: \xe9\xff\r\n" in request_head("GET", "/", "h", [("A", value)], b"")
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_bytes_that_are_no_utf_8_go_out_as_they_came() -> None:
 )
 def test_nothing_can_end_its_line_early(method: str, target: str, name: str, value: str) -> None:
     with pytest.raises(ValueError, match=r"^a request's method, target or headers") as raised:
-        request_head(method, target, "h", [(name, value)], "")
+        request_head(method, target, "h", [(name, value)], b"")
     assert "X: 2" not in str(raised.value)  # what it holds may be a secret
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=8)), max_size=4))
 def test_a_head_has_as_many_lines_as_headers_or_there_is_none(headers: list[tuple[str, str]]) -> None:
     try:
-        head = request_head("GET", "/", "h", headers, "")
+        head = request_head("GET", "/", "h", headers, b"")
     except (ValueError, UnicodeEncodeError):
         return
     assert len(head.split(b"\r\n")) == len(headers) + 4
@@ -56,14 +56,14 @@ def test_a_head_has_as_many_lines_as_headers_or_there_is_none(headers: list[tupl
 @pytest.mark.parametrize(
     ("method", "length", "framing"),
     [
-        ("GET", 0, ""),
-        ("POST", 0, "Content-Length: 0\r\n"),
-        ("DELETE", 0, "Content-Length: 0\r\n"),
-        ("GET", 5, "Content-Length: 5\r\n"),
-        ("PUT", None, "Transfer-Encoding: chunked\r\n"),
+        ("GET", 0, b""),
+        ("POST", 0, b"Content-Length: 0\r\n"),
+        ("DELETE", 0, b"Content-Length: 0\r\n"),
+        ("GET", 5, b"Content-Length: 5\r\n"),
+        ("PUT", None, b"Transfer-Encoding: chunked\r\n"),
     ],
 )
-def test_a_body_says_how_long_it_is(method: str, length: int | None, framing: str) -> None:
+def test_a_body_says_how_long_it_is(method: str, length: int | None, framing: bytes) -> None:
     assert framing_of(method, length) == framing
 
 

@@ -15,7 +15,7 @@ from tests.fixtures.http_clients import due
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
 
-GET = request_head("GET", "/", "h", [], "")
+GET = request_head("GET", "/", "h", [], b"")
 LONG_S, SHORT_S = 60.0, 0.05
 SILENCE_S = 5.0  # longer than any two parts are apart that come at once, however busy the machine
 

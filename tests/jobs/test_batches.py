@@ -16,9 +16,9 @@ from redis import Redis
 
 from gateway.adapters.embedded_valkey import socket_path
 from gateway.adapters.redis_names import ONE_SERVER
+from gateway.jobs import batch_endpoint
 from gateway.jobs.batches import STEP_BYTES, STEP_LINES, Reading
 from gateway.jobs.batches import Batch as Stored
-from gateway.stages import batches
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
@@ -154,7 +154,7 @@ async def test_files_and_batches_are_their_tenants_own(batching: Served, upstrea
 async def test_a_batch_that_has_expired_is_none_that_its_tenant_has(
     batching: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "MAX_BATCHES_PER_TENANT", 1)
+    monkeypatch.setattr(batch_endpoint, "MAX_BATCHES_PER_TENANT", 1)
     async with client_of(batching) as client:
         first = await create(client, line(0))
         await ended(client, first.id)

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.messages import Verdict
 from gateway.observing.access_log import LogShares
-from gateway.observing.trace_context import continued, drawn, metadata_of, parent_of, traceparent
+from gateway.observing.trace_context import LOW_BITS, continued, metadata_of, parent_of, sampling_limit, traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -73,8 +73,9 @@ def test_metadata_of_grpc_has_only_what_can_be_read() -> None:
 @given(st.integers(0, 2**128 - 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_share_draws_all_that_a_smaller_one_draws(trace: int, a: float, b: float) -> None:
     low, high = sorted((a, b))
-    assert drawn(f"{trace:032x}", high) or not drawn(f"{trace:032x}", low)
-    assert drawn(f"{trace:032x}", 1.0) and not drawn(f"{trace:032x}", 0.0)
+    last = trace & LOW_BITS
+    assert last < sampling_limit(high) or not last < sampling_limit(low)
+    assert last < sampling_limit(1.0) and not last < sampling_limit(0.0)
 
 
 def test_the_log_keeps_all_but_what_its_shares_leave_out() -> None:

@@ -101,7 +101,7 @@ async def test_hits_are_traced_on_either_path_and_go_on_with_the_clients_trace(
 ) -> None:
     async with traced(tmp_path, collector, main(upstream)) as served:
         await served.chat(SECRET)
-        for _ in range(2):  # by the stages, then by the front
+        for _ in range(2):  # by all steps, then by the fast path
             assert "detail=exact" in (await served.chat(SECRET, headers=PARENT)).cache_status
         assert "detail=semantic" in (await served.chat(SECRET + "?", headers=PARENT)).cache_status
         counted = served.gateway.parts.telemetry.spans.values

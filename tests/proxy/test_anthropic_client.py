@@ -76,7 +76,7 @@ async def test_a_message_arrives_with_its_usage(client: anthropic.AsyncAnthropic
 async def test_stream_and_whole_share_one_entry(
     client: anthropic.AsyncAnthropic, claude: Upstream, stored_by: str, question: str
 ) -> None:
-    """Twice each: by the stages, and in front of them."""
+    """Twice each: by all steps, and by the fast path."""
     if stored_by == "whole":
         first = await client.messages.create(**ask(question))
     else:
@@ -348,7 +348,7 @@ async def test_stored_conversations_are_exported_to_train_with(
 async def test_the_sdk_finds_the_id_of_each_answer(
     client: anthropic.AsyncAnthropic, served: Served, claude: Upstream
 ) -> None:
-    """In `request-id`: of a miss, of hits of the stages and in front of them, of streams and errors."""
+    """In `request-id`: of a miss, of hits of all steps and of the fast path, of streams and errors."""
     answers = [await client.messages.with_raw_response.create(**ask()) for _ in range(3)]
     for answer in answers:
         assert answer.headers.get_list("request-id") == [answer.headers["x-request-id"]]

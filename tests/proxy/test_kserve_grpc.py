@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.kserve_grpc.asking import Asking
+from gateway.response_headers import ResponseHeaders
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import MODELS, KServeTriton
@@ -338,7 +339,7 @@ async def test_a_key_is_asked_for_in_metadata(kserve_triton: KServeTriton, tmp_p
 
 @pytest.mark.parametrize(("remaining_s", "budget"), [(1.5, "1500"), (0.0, "1"), (None, None), (1e9, None)])
 async def test_a_deadline_is_the_latency_budget(remaining_s: float | None, budget: str | None) -> None:
-    request = Asking([], remaining_s, FakeClock()).request("GET", "/v2")
+    request = Asking([], remaining_s, FakeClock(), ResponseHeaders()).request("GET", "/v2")
     assert request.headers.get("x-latency-budget-ms") == budget
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.dialects.openai import OpenAI
 from gateway.messages import Call
-from gateway.stages.policy import LARGE
+from gateway.steps.parse_and_route import LARGE
 from tests.fixtures.gateways import EXACT_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -17,7 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.dialects.openai_answers import split
-from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, fast_path, gateway_of
 from tests.fixtures.upstream import USAGE, Upstream
 from tests.fixtures.waiting import until
 from tests.proxy.conftest import openai_client
@@ -109,14 +109,14 @@ async def test_a_stream_is_served_again_byte_for_byte(served: Served, scripted_u
     ask = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     miss, *hits = [await served.post(CHAT, ask) for _ in range(3)]
     assert miss.body.endswith(b"data: [DONE]\n\n")
-    assert [hit.body for hit in hits] == [miss.body] * 2  # by the stages, then in front of them
+    assert [hit.body for hit in hits] == [miss.body] * 2  # by all steps, then by the fast path
     assert hits[-1].headers["Content-Type"] == miss.headers["Content-Type"]
     assert len(scripted_upstream.calls) == 1
 
 
 @pytest.mark.parametrize("first", ["whole", "stream", "stream with usage"])
 async def test_every_form_is_served_from_one_entry(served: Served, scripted_upstream: Upstream, first: str) -> None:
-    """Whoever stored it, and asked again: by the stages, and in front of them."""
+    """Whoever stored it, and asked again: by all steps, and by the fast path."""
     forms: dict[str, dict[str, Any]] = {
         "whole": {},
         "stream": {"stream": True},
@@ -259,13 +259,13 @@ async def test_a_paced_stream_ends_when_its_client_leaves(scripted_upstream: Ups
         await served.post(CHAT, ASK)
         events = events_of(served, {**ASK, "stream": True})
         assert b'"role":"assistant"' in await anext(events)  # the first one at once
-        assert served.gateway.data_port.inflight == 1
+        assert served.gateway.inflight.count == 1
         await events.aclose()
-        await until(lambda: served.gateway.data_port.inflight == 0)
+        await until(lambda: served.gateway.inflight.count == 0)
 
 
 async def test_every_stream_hit_is_observed_once(served: Served, scripted_upstream: Upstream) -> None:
-    """By the stages, and in front of them."""
+    """By all steps, and by the fast path."""
     requests = served.gateway.parts.telemetry.requests
     for _ in range(4):
         await served.post(CHAT, {**ASK, "stream": True})
@@ -277,6 +277,6 @@ async def test_streams_that_are_remembered_take_bounded_memory(
     served: Served, scripted_upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not remembered is answered all the same."""
-    monkeypatch.setattr("gateway.data_port.front.MAX_FORMED_BYTES", 1)
+    monkeypatch.setattr(fast_path(served)._known, "_max_weight", 1)
     answers = [(await served.post(CHAT, {**ASK, "stream": True})).body for _ in range(4)]
     assert answers[1:] == answers[:1] * 3

@@ -81,7 +81,7 @@ async def test_one_entry_serves_both_forms(client: openai.AsyncOpenAI, answered:
         await client.responses.create(**ASK)
     else:
         await streamed(client)
-    for _ in range(2):  # by the stages, and in front of them
+    for _ in range(2):  # by all steps, and by the fast path
         assert await streamed(client) == await client.responses.parse(**ASK)
     assert len(answered.calls) == 1
 

@@ -9,12 +9,14 @@ import os
 
 import pytest
 
+from gateway.data_port.request_body import BUFFER_BYTES
 from tests.fixtures.gateways import Served
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Incomplete, Message, Wire, WireUpstream, connected
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 BINARY = bytes(range(256)) * 4
+LARGE = bytes(BUFFER_BYTES + 1)
 
 
 async def exchange(served: Served, request: bytes, *, headless: bool = False) -> Message:
@@ -204,6 +206,7 @@ async def test_a_large_upload_is_streamed_and_never_held(before_raw: Served, raw
 
 
 async def test_an_upload_reaches_the_upstream_while_it_still_comes(before_raw: Served, raw: WireUpstream) -> None:
+    """As soon as it is larger than what the gateway buffers."""
     first = asyncio.Event()
 
     async def script(wire: Wire, head: Message) -> None:
@@ -213,14 +216,16 @@ async def test_an_upload_reaches_the_upstream_while_it_still_comes(before_raw: S
 
     raw.script, raw.streaming = script, True
     async with connected(before_raw.url) as wire:
-        await wire.send(request("POST", "/v1/files", "Transfer-Encoding: chunked") + b"3\r\none\r\n")
+        await wire.send(
+            request("POST", "/v1/files", "Transfer-Encoding: chunked") + b"%x\r\n%s\r\n" % (len(LARGE), LARGE)
+        )
         async with asyncio.timeout(120):
             await first.wait()
         await wire.send(b"0\r\n\r\n")
         assert (await wire.message()).status == 200
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 4", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("framing", [f"Content-Length: {len(LARGE) + 4}", "Transfer-Encoding: chunked"])
 async def test_an_upload_that_has_streamed_is_not_sent_again_without_its_body(
     before_raw: Served, raw: WireUpstream, framing: str
 ) -> None:
@@ -234,11 +239,13 @@ async def test_an_upload_that_has_streamed_is_not_sent_again_without_its_body(
 
     raw.script, raw.streaming = script, True
     async with connected(before_raw.url) as wire:
+        chunked = "chunked" in framing
         await wire.send(f"PUT /v1/files/f HTTP/1.1\r\nHost: g\r\nX: y\r\nX: z\r\n{framing}\r\n\r\n".encode())
-        await until(lambda: raw.requests)  # so that the body does not come with its head
-        await wire.send(b"body" if "4" in framing else b"4\r\nbody\r\n0\r\n\r\n")
+        await wire.send(b"%x\r\n%s\r\n" % (len(LARGE), LARGE) if chunked else LARGE)
+        await until(lambda: raw.requests)  # so that the gateway no longer has all of the body
+        await wire.send(b"4\r\nbody\r\n0\r\n\r\n" if chunked else b"body")
         assert (await wire.message()).status == 502
-    assert bodies == [b"body"]
+    assert bodies == [LARGE + b"body"]
 
 
 async def test_an_answer_arrives_while_the_upstream_still_sends(before_raw: Served, raw: WireUpstream) -> None:
@@ -302,7 +309,7 @@ async def test_a_client_that_leaves_an_upload_frees_the_backends_place(before_ra
 
     raw.script, raw.streaming = script, True
     async with connected(before_raw.url) as wire:
-        await wire.send(request("POST", "/v1/files", "Content-Length: 100") + b"some")
+        await wire.send(request("POST", "/v1/files", f"Content-Length: {2 * len(LARGE)}") + LARGE)
         await arrived.wait()
     async with asyncio.timeout(120):
         await gone.wait()

@@ -175,7 +175,7 @@ async def test_http_1_0_is_answered_and_closed(wire: Wire) -> None:
 
 
 async def test_http_1_0_may_ask_to_keep_the_connection(wire: Wire) -> None:
-    for _ in range(3):  # a miss, a hit on the stages' path, and one in front of them
+    for _ in range(3):  # a miss, a hit of all steps, and one of the fast path
         await wire.send(HEAD.replace(b"1.1", b"1.0") + b"Connection: keep-alive\r\n" + LENGTH + b"\r\n" + HI)
         answer = await wire.message()
         assert said(answer) == "upstream answers: hi"

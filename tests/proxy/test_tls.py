@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from gateway.errors import StartFailed
-from gateway.messages import Request, Response
+from gateway.messages import RequestContext, Response
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -76,10 +76,10 @@ async def healthy(served: Served, context: ssl.SSLContext) -> int:
 
 
 async def test_a_real_client_asks_over_tls(files: Files, authority: trustme.CA, serving: Callable[..., Any]) -> None:
-    """A miss, a hit of the stages, and a hit that needs none."""
+    """A miss, a hit of all steps, and a hit of the fast path."""
 
-    async def nobody(request: Request) -> Response:
-        raise AssertionError("the stages were asked")
+    async def nobody(request: RequestContext) -> Response:
+        raise AssertionError("a step was asked")
 
     async with serving(files.section) as served:
         connector = aiohttp.TCPConnector(ssl=trusting(authority))

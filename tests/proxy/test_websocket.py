@@ -130,7 +130,7 @@ async def test_a_client_that_is_gone_ends_the_session_upstream(served: Served, b
     transport = socket._response.connection.transport
     transport.abort()
     await until(lambda: len(backend.codes) == 1)
-    await until(lambda: (pool.inflight, pool.load, served.gateway.data_port.inflight) == (0, 0, 0))
+    await until(lambda: (pool.inflight, pool.load, served.gateway.inflight.count) == (0, 0, 0))
 
 
 async def test_a_frame_beyond_the_bound_is_refused_with_1009(backend: Realtime, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_it_is_said_once_and_the_answer_stays_the_backends(
     stream: bool,
     kept: bool,
 ) -> None:
-    """On each way to a backend: past the stages, by callbacks, in one step, through all of them. `kept`: over a
+    """On each way to a backend: with and without a cache. `kept`: over a
     connection that is there."""
     async with before(tmp_path, root_of(absent), policy, client=client) as served:
         if kept:

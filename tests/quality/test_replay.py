@@ -31,7 +31,7 @@ class Similar:
         """2 % of all requests have their best neighbour in each band; `wrong_above`: of those from .9 on."""
         self.prior = [(0.8 if band < 25 else wrong_above, 0.02) for band in range(50)]
 
-    async def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
         return [Opinion(each.similarity, each.similarity) for each in candidates]
 
     async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:

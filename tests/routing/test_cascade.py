@@ -431,7 +431,7 @@ async def test_followers_of_a_trial_get_its_answer(cascade: Behind) -> None:
     upstreams["small"].gate.clear()
     crowd = [asyncio.create_task(served.chat(HARD, stream=i % 2 == 0)) for i in range(6)]
     await upstreams["small"].arrived.wait()
-    await until(lambda: served.gateway.data_port.inflight == 6)
+    await until(lambda: served.gateway.inflight.count == 6)
     upstreams["small"].gate.set()
     answers = await asyncio.gather(*crowd)
     assert all(b"light says so" in answer.body for answer in answers)

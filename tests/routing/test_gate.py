@@ -8,7 +8,6 @@ import heapq
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 
 from hypothesis import given, settings
@@ -45,7 +44,7 @@ class Simulated:
         self._due: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
         request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, self.clock, "t")
-        self._request = replace(request, call=call)
+        request.call, self._request = call, request
 
     def run(self, clients: int, answers: int) -> None:
         """Until there were so many answers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from gateway.backends.hedging import Hedging
 from gateway.backends.lane import Lane
 from gateway.bodies import Ready
 from gateway.explaining.explanation import request_of
-from gateway.messages import Event, EventStream, Request, Response
+from gateway.messages import Event, EventStream, RequestContext, Response
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.latency import Asked
 from tests.fixtures.clock import FakeClock
@@ -235,7 +234,7 @@ class SlowToEnd:
         self._lane = lane
         self._answer = answer
 
-    async def ask(self, lane: Lane, _: Request) -> Response:
+    async def ask(self, lane: Lane, _: RequestContext) -> Response:
         if lane is not self._lane:
             return Response(200, (), self._answer)
         try:
@@ -250,7 +249,7 @@ class SlowToEnd:
 def raced(served: Served, clock: FakeClock, loser: SlowToEnd) -> tuple[Hedging, asyncio.Task[list[Heard]]]:
     """A request whose hedge is sent at once."""
     request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
-    request, (first, second) = replace(request, call=call), lanes(served)
+    request.call, (first, second) = call, lanes(served)
     race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
     race.delay_s(first, request)  # the call brings its token
     return race, asyncio.create_task(race.asked(loser.ask, first, request, 0.0, lambda others: others[0]))

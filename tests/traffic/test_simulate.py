@@ -350,6 +350,16 @@ def replaced(settings: Config) -> Config:
 
 def test_a_job_is_plain(tmp_path: Path) -> None:
     job = Job(
-        "last-1h", 1.0, str(tmp_path), None, "learned", 1, {"a": (1.0, 2.0)}, ("x",), (("p", b"x"),), (("n", b"y"),)
+        "last-1h",
+        1.0,
+        str(tmp_path),
+        None,
+        "learned",
+        1,
+        {"a": (1.0, 2.0)},
+        {"a": "openai"},
+        ("x",),
+        (("p", b"x"),),
+        (("n", b"y"),),
     )
     assert unpacked(replace(job).packed()) == job

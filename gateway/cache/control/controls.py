@@ -35,11 +35,6 @@ class Controls:
         control.advance(self._requests(route))
         return control
 
-    def served_plainly(self, route: str, threshold: float) -> None:
-        """A hit that a plain threshold has let through."""
-        control = self._routes.get(route) or self.of(route)
-        control.hit_plainly(self._requests(route), threshold)
-
     def all(self) -> Iterator[tuple[str, RouteControl]]:
         """Every route that has been asked for, up to date."""
         return ((route, self.of(route)) for route in tuple(self._routes))

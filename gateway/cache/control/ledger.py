@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from gateway.cache.control.predictive import Pool, falling, likelier
 from gateway.cache.control.traffic import Traffic
-from gateway.messages.values import value
 
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
 WINDOW = 1000  # requests over which the promise is to hold
@@ -43,7 +43,7 @@ MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
 Pools = Sequence[tuple[Pool, int]]
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Standing:
     """What the books said when they were looked at."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from gateway.messages.values import value
+from dataclasses import dataclass
 
 LEAST_LOG = -700.0
 
@@ -41,7 +40,7 @@ def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
     return chance_of_more(mean, variance, limit, risk) > risk
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pool:
     """Neighbouring bands that share one rate."""
 

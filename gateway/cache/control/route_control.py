@@ -140,21 +140,9 @@ class RouteControl:
             unsaid.sized += 1
             unsaid.log_size += math.log(entries)
 
-    def hit_plainly(self, requests: int, threshold: float) -> None:
-        """`advance`, `threshold` and `hit` in one, where the threshold is a plain one."""
-        new = requests - self._requests
-        if new > 0:
-            self._requests = requests
-            self._behind += new
-            self._unsaid.requests += new
-            self._pending += new
-        self.in_force = threshold
+    def hit(self) -> None:
         self._wrong_hits.hit(self._pending)
         self._pending = 0
-        self._unsaid.hits += 1
-
-    def hit(self) -> None:
-        self._up_to_date().hit()
         self._unsaid.hits += 1
 
     def audit_chance(self, score: float, share: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -15,7 +16,6 @@ from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
 from gateway.cache.sought import Sought, any_of, digits, written_with
-from gateway.messages.values import value
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
 MOST_WORDS = 256  # what 256 tokens can hold
@@ -42,7 +42,7 @@ _CODE = Sought(
 )
 
 
-@value(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     checks: lexical.Lexical  # of the text as it is
     words: tuple[str, ...]  # lower case, in order

@@ -1,0 +1,204 @@
+"""OpenAI's `/v1/files` and `/v1/batches`, where `jobs.batches` is on: `jobs.batch_driver` makes jobs of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+from multipart import MultipartError, MultipartParser, parse_options_header
+
+from gateway.config.jobs import Jobs as JobsConfig
+from gateway.dialects.json_body import parse_object
+from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
+from gateway.jobs.batch_store import BatchStore
+from gateway.jobs.batches import WINDOWS, Batch, File, endpoint_of, metadata_of, shown_batch, shown_file
+from gateway.jobs.endpoint import RETRY_AFTER_S, Credentials, key_header
+from gateway.jobs.submission import kept_headers
+from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.ports import Clock
+
+PATHS = re.compile(r"/v1/(files|batches)(?:/([A-Za-z0-9_-]{1,64}))?(?:/(content|cancel))?")
+MAX_FILES, MAX_FILES_PER_TENANT, MAX_BATCHES_PER_TENANT = 10_000, 500, 500
+MAX_PAGE = 100
+PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)
+
+
+class BatchEndpoint:
+    def __init__(
+        self,
+        config: JobsConfig,
+        store: BatchStore,
+        credentials: Credentials,
+        clock: Clock,
+        created: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._credentials = credentials
+        self._clock = clock
+        self._created = created
+        self._answers: Mapping[tuple[str, str, bool, str], Callable[[RequestContext, str], Any]] = {
+            ("POST", "files", False, ""): self._upload,
+            ("GET", "files", False, ""): self._list_files,
+            ("GET", "files", True, ""): self._show_file,
+            ("GET", "files", True, "content"): self._content,
+            ("DELETE", "files", True, ""): self._delete,
+            ("POST", "batches", False, ""): self._create,
+            ("GET", "batches", False, ""): self._list,
+            ("GET", "batches", True, ""): self._show,
+            ("POST", "batches", True, "cancel"): self._cancel,
+        }
+
+    def claims(self, request: RequestContext) -> bool:
+        return request.path.startswith(("/v1/files", "/v1/batches")) and PATHS.fullmatch(request.path) is not None
+
+    async def answer(self, request: RequestContext) -> Response:
+        match = PATHS.fullmatch(request.path)
+        assert match is not None  # as it claims it
+        kind, identity, action = match[1], match[2] or "", match[3] or ""
+        answer = self._answers.get((request.method, kind, bool(identity), action))
+        if answer is None:
+            raise NotFound(f"there is no {request.method} {request.path} here")
+        try:
+            response: Response = await answer(request, identity)
+        except StoreUnavailable as error:
+            raise Overloaded(f"files and batches are not to be had now: {error}", retry_after_s=RETRY_AFTER_S) from None
+        return response
+
+    async def _upload(self, request: RequestContext, _: str) -> Response:
+        body, kind = await request.body_source.read(), request.headers.get("content-type", "")
+        # A file of 100 MB takes a quarter of a second, in Python: the event loop has its turns meanwhile.
+        content, filename, purpose = await asyncio.to_thread(_parts, body, kind)
+        if purpose != "batch":
+            raise BadRequest("'purpose': expected batch, the only one there is here", param="purpose")
+        count, size = await self._store.held()
+        if count >= MAX_FILES or size + len(content) > self._config.max_bytes:
+            raise Overloaded("no more files may be kept (jobs.max_bytes)", retry_after_s=60)
+        if len(await self._store.files(request.tenant)) >= MAX_FILES_PER_TENANT:
+            raise TooManyJobs(f"you have {MAX_FILES_PER_TENANT} files: delete some", retry_after_s=60)
+        now = self._clock.wall()
+        name = f"file-{secrets.token_hex(16)}"
+        file = File(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
+        await self._store.put_file(file, content)
+        return _json(shown_file(file))
+
+    async def _list_files(self, request: RequestContext, _: str) -> Response:
+        data = [shown_file(file) for file in await self._store.files(request.tenant)]
+        return _json(_page(data, more=False))
+
+    async def _show_file(self, request: RequestContext, identity: str) -> Response:
+        return _json(shown_file(await self._file(request, identity)))
+
+    async def _content(self, request: RequestContext, identity: str) -> Response:
+        await self._file(request, identity)
+        content = await self._store.content(identity)
+        if content is None:
+            raise NotFound("there is no such file")
+        return Response(200, (("Content-Type", "application/octet-stream"),), Whole(content), PROVENANCE)
+
+    async def _delete(self, request: RequestContext, identity: str) -> Response:
+        file = await self._file(request, identity)
+        for name in await self._store.open():
+            batch = await self._store.batch(name)
+            if batch is not None and batch.input_file == identity:
+                raise Conflict("a batch that is not over needs this file: cancel it first")
+        await self._store.delete_file(identity, file.tenant)
+        return _json({"id": identity, "object": "file", "deleted": True})
+
+    async def _file(self, request: RequestContext, identity: str) -> File:
+        """Raises `NotFound`, also where it is somebody else's."""
+        file = await self._store.file(identity)
+        if file is None or file.tenant != request.tenant:
+            raise NotFound("there is no such file")
+        return file
+
+    async def _create(self, request: RequestContext, _: str) -> Response:
+        said = parse_object(await request.body_source.read())
+        endpoint, metadata = endpoint_of(said.get("endpoint")), metadata_of(said.get("metadata"))
+        window = WINDOWS.get(str(said.get("completion_window")))
+        if endpoint is None:
+            raise BadRequest("'endpoint': expected a model's path such as /v1/chat/completions", param="endpoint")
+        if window is None:
+            raise BadRequest("'completion_window': expected 24h", param="completion_window")
+        if metadata is None:
+            raise BadRequest(
+                "'metadata': expected up to 16 pairs of strings, of 64 and 512 characters at most", param="metadata"
+            )
+        file = await self._file(request, str(said.get("input_file_id")))
+        if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
+            raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
+        identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
+        headers, credentials = kept_headers(request.headers_with_parent(request.headers), b"", explicit=True)
+        headers += key_header(request)
+        sealed = self._credentials.sealed(credentials, identity)
+        batch = Batch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
+        await self._store.create(batch)
+        self._created()
+        return _json(shown_batch(batch, 0, 0))
+
+    async def _list(self, request: RequestContext, _: str) -> Response:
+        query = parse_qs(request.query)
+        limit, after = query.get("limit", ["20"])[0], query.get("after", [""])[0]
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= MAX_PAGE:
+            raise BadRequest(f"'limit': expected a number from 1 to {MAX_PAGE}", param="limit")
+        names = await self._store.batches(request.tenant)
+        if after:
+            names = names[names.index(after) + 1 :] if after in names else []
+        shown = [await self._shown(batch) for name in names[: int(limit)] if (batch := await self._store.batch(name))]
+        return _json(_page(shown, more=len(names) > int(limit)))
+
+    async def _show(self, request: RequestContext, identity: str) -> Response:
+        return _json(await self._shown(await self._batch(request, identity)))
+
+    async def _cancel(self, request: RequestContext, identity: str) -> Response:
+        batch = await self._batch(request, identity)
+        if batch.open:
+            await self._store.cancel(identity)
+            self._created()
+        return _json(await self._shown(await self._batch(request, identity)))
+
+    async def _batch(self, request: RequestContext, identity: str) -> Batch:
+        """Raises `NotFound`, also where it is somebody else's."""
+        batch = await self._store.batch(identity)
+        if batch is None or batch.tenant != request.tenant:
+            raise NotFound("there is no such batch")
+        return batch
+
+    async def _shown(self, batch: Batch) -> dict[str, Any]:
+        if batch.open and await self._store.cancelled(batch.id):
+            batch = batch.became("cancelling", self._clock.wall())
+        return shown_batch(batch, *await self._store.counted(batch.id))
+
+
+def _parts(body: bytes, content_type: str) -> tuple[bytes, str, str]:
+    """-> (the file, its name, its purpose). Raises `BadRequest`."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get("boundary")
+    if kind != "multipart/form-data" or not boundary:
+        raise BadRequest("expected multipart/form-data with 'file' and 'purpose'")
+    limit = max(1, len(body))  # it is all in memory already
+    try:
+        parser = MultipartParser(BytesIO(body), boundary, strict=True, memory_limit=limit, spool_limit=limit)
+        parts = {part.name: part for part in parser.parts()}
+    except MultipartError as error:
+        raise BadRequest(f"the form is malformed: {error}") from None
+    file, purpose = parts.get("file"), parts.get("purpose")
+    if file is None or purpose is None:
+        raise BadRequest("expected multipart/form-data with 'file' and 'purpose'")
+    return file.raw, (file.filename or "file.jsonl")[:256], purpose.value
+
+
+def _page(data: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}
+
+
+def _json(body: Mapping[str, Any]) -> Response:
+    headers = (("Content-Type", "application/json"), ("Cache-Control", "no-store"))
+    return Response(200, headers, Whole(orjson.dumps(body)), PROVENANCE)

@@ -1,0 +1,100 @@
+"""Who asks: every request gets the tenant whose answers it may see."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from gateway.access.failures import Failures
+from gateway.access.key_text import PREFIX, digest_of, well_formed
+from gateway.access.keyring import Found, Keyring
+from gateway.access.permits import HEADER, Permit
+from gateway.credentials import key_of, tenant_of
+from gateway.errors import TooManyFailures, Unauthorized
+from gateway.messages import Handler, RequestContext, Response
+from gateway.observing.telemetry import Telemetry
+
+SENTENCES = {
+    "unknown": "the API key is not known",
+    "expired": "the API key has expired",
+    "revoked": "the API key was revoked",
+    "mistyped": "the API key is cut or mistyped: its checksum does not fit",
+}
+
+
+class BackendCredentials:
+    """The backend judges the credentials; their full hash is the tenant, so that only who shows the same ones again
+    gets answers that were made with them."""
+
+    def __init__(self, inner: Handler) -> None:
+        self._inner = inner
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        tenant = request.head.tenant
+        if tenant is None:
+            tenant = request.head.tenant = tenant_of(request.headers)
+        request.tenant = tenant
+        return self._inner(request)
+
+
+class ApiKeys:
+    """The gateway judges the credentials. `failures` bounds what an address can have looked up that is no key: one that
+    is known already is served whatever came from its address before."""
+
+    def __init__(self, inner: Handler, keyring: Keyring, failures: Failures, telemetry: Telemetry) -> None:
+        self._inner = inner
+        self._keyring = keyring
+        self._failures = failures
+        self._telemetry = telemetry
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        text = key_of(request.headers)
+        if text is None:
+            self._telemetry.auth_failures.add("data", "missing")
+            raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+        digest = digest_of(text)  # a lookup by full hash: its timing tells nothing of a key
+        permit = self._keyring.at_hand(digest)
+        if permit is None:
+            request.require_capacity()
+            return self._looked_up(request, text, digest)
+        return self._permitted(request, permit)
+
+    def _permitted(self, request: RequestContext, permit: Permit) -> Response | Awaitable[Response]:
+        request.tenant, request.permit = permit.tenant, permit
+        return self._inner(request)
+
+    async def _looked_up(self, request: RequestContext, text: str, digest: str) -> Response:
+        """Raises `Unauthorized`, `TooManyFailures`, or `Overloaded` where the store does not answer."""
+        wait_s = self._failures.wait_s(request.client_address)
+        if wait_s is not None:
+            self._telemetry.auth_failures.add("data", "too-many")
+            raise TooManyFailures(retry_after_s=wait_s)
+        if well_formed(text):
+            found: Found = await self._keyring.find(digest)
+        else:
+            found = "mistyped" if text.startswith(PREFIX) else "unknown"
+        if not isinstance(found, Permit):
+            self._failures.failed(request.client_address)
+            self._telemetry.auth_failures.add("data", found)
+            raise Unauthorized(SENTENCES[found])
+        answer = self._permitted(request, found)
+        return answer if isinstance(answer, Response) else await answer
+
+
+class KeyOfJob:
+    """Of a job that is run: what the key that it was accepted with may, by now."""
+
+    def __init__(self, inner: Handler, keyring: Keyring) -> None:
+        self._inner = inner
+        self._keyring = keyring
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        identity = request.headers.get(HEADER)
+        return self._inner(request) if identity is None else self._looked_up(request, identity)
+
+    async def _looked_up(self, request: RequestContext, identity: str) -> Response:
+        found = await self._keyring.find_by_id(identity)
+        if not isinstance(found, Permit):
+            raise Unauthorized(SENTENCES[found])
+        request.permit = found
+        answer = self._inner(request)
+        return answer if isinstance(answer, Response) else await answer

@@ -1,0 +1,29 @@
+"""Says in the log that clients were given a wrong base URL: what they ask for passes through, and their backend has no
+such path. With `/v1` in front, or once instead of twice, it would be one that the gateway knows."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.dialects.known import likely_path
+from gateway.messages import RequestContext, Response
+from gateway.observing.seldom import Seldom
+
+LOG = logging.getLogger("nearhit")
+NOT_FOUND = 404
+
+
+class BaseUrlHint:
+    """The answer stays the backend's: some have these paths too."""
+
+    def __init__(self) -> None:
+        self._seldom = Seldom()
+
+    def look_at(self, request: RequestContext, response: Response) -> None:
+        """An answer to a request that no dialect knows."""
+        if response.status != NOT_FOUND:
+            return
+        likely = likely_path(request.method, request.path)
+        if likely is not None:
+            fields = {**request.log_fields, "path": request.path[:128], "likely": likely[:128]}
+            self._seldom.warn(LOG, "the backend has no such path: is the client's base URL wrong?", fields)

@@ -1,0 +1,137 @@
+"""Innermost: has a backend chosen and called, and says of the answer where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gateway.backends.pool import Pool
+from gateway.calling.asking import Answered
+from gateway.calling.deciding import Deciding
+from gateway.calling.promises import Promise, Promises
+from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
+from gateway.messages import Bypass, Choice, Provenance, RequestContext, Response, Verdict
+from gateway.observing.telemetry import Telemetry
+from gateway.policy.model import Route
+from gateway.quality.escalations import Escalations
+from gateway.routing.choice import Decision
+from gateway.steps.base_url_hint import BaseUrlHint
+
+Call = Callable[[RequestContext, Decision], Awaitable[Answered]]
+"""Puts a request to the backends of a decision. Raises `Refused`."""
+Mirror = Callable[[RequestContext, Response], Response]
+"""Sees every answer, and may watch it go by."""
+
+
+class Dispatch:
+    """`mirror`: see `calling.shadows`; None: the route has none. `sole`: the backend that is called whatever is asked,
+    where there is no other: then only a budget, which is promised to be kept or not, has to be decided on."""
+
+    def __init__(
+        self,
+        route: Route,
+        deciding: Deciding,
+        call: Call,
+        promises: Promises,
+        escalations: Escalations,
+        telemetry: Telemetry,
+        base_url_hint: BaseUrlHint,
+        mirror: Mirror | None = None,
+        sole: Pool | None = None,
+    ) -> None:
+        self._route = route
+        self._deciding = deciding
+        self._call = call
+        self._promises = promises
+        self._escalations = escalations
+        self._telemetry = telemetry
+        self._base_url_hint = base_url_hint
+        self._mirror = mirror
+        self._sole = sole
+        # One object for all answers that are alike: most are.
+        self._from_sole: dict[Bypass | None, Provenance] = {}
+        self._routed_to_sole = (route.name, "none", Choice.ONLY)
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        """Raises `Refused`, `OnlyIfCached` among them, also where it is not awaited."""
+        if request.directives.only_if_cached:
+            raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
+        if request.overloaded:
+            request.require_capacity()
+        if self._sole is not None and (request.call is None or not request.bounded):
+            return self._answered_by_sole(request, self._sole)
+        return self._decided(request)
+
+    async def _answered_by_sole(self, request: RequestContext, sole: Pool) -> Response:
+        response = await sole.call(request)
+        self._telemetry.routed.add_to(self._routed_to_sole)
+        bypass = request.bypass
+        provenance = self._from_sole.get(bypass)
+        if provenance is None:
+            provenance = Provenance(_verdict(request), bypass or Choice.ONLY, backend=sole.name)
+            self._from_sole[bypass] = provenance
+        if self._mirror is None and request.call is not None:  # as `_finished` leaves it
+            return Response(response.status, response.headers, response.body, provenance)
+        return self._finished(request, response, provenance)
+
+    async def _decided(self, request: RequestContext) -> Response:
+        decision = self._deciding.decide(request)
+        if decision.late:
+            self._refuse_if_late(request)
+        if request.wish is not None and decision.tier is not None:  # at once: who is next is decided by it
+            self._escalations.sent(request, request.wish, large=self._large(decision.tier))
+        promise = self._promises.of(request, self._route, promised=decision.promised)
+        answered = await self._called(request, decision, promise)
+        response = answered.response
+        if promise is not None:
+            response = promise.watched(response, as_chosen=answered.instead is None)
+        return self._finished(request, response, self._provenance(request, decision, answered))
+
+    async def _called(self, request: RequestContext, decision: Decision, promise: Promise | None) -> Answered:
+        try:
+            return await self._call(request, decision)
+        except BaseException as error:
+            if promise is not None:
+                promise.failed(error)
+            raise
+
+    def _finished(self, request: RequestContext, response: Response, provenance: Provenance) -> Response:
+        if self._mirror is not None:
+            response = self._mirror(request, response)
+        if request.call is None:
+            self._base_url_hint.look_at(request, response)
+        return Response(response.status, response.headers, response.body, provenance)
+
+    def _provenance(self, request: RequestContext, decision: Decision, answered: Answered) -> Provenance:
+        reason: str = answered.instead or decision.reason
+        tier = self._route.target.tier_of(answered.backend) if decision.tier is not None else None
+        self._telemetry.routed.add(self._route.name, tier or "none", reason)
+        if tier is not None:
+            large, meant = self._large(tier), self._large(decision.tier)
+            self._escalations.answered(request, large=large, instead=large != meant)
+        return Provenance(
+            _verdict(request),
+            reason=request.bypass or reason,
+            backend=answered.backend,
+            tier=tier,
+            complexity=request.complexity,
+            beside=answered.beside,
+        )
+
+    def _large(self, tier: str | None) -> bool:
+        return tier != self._route.target.tiers[0].name
+
+    def _refuse_if_late(self, request: RequestContext) -> None:
+        """No backend is predicted to be in time. Raises where the policy would rather not call any."""
+        late, outlook = self._route.promise.late, request.outlook
+        told = "" if outlook is None else f" ({outlook.sentence()})"
+        message = f"no backend is predicted to answer within the latency budget{told}"
+        if late == "refuse":
+            self._promises.not_asked(self._route, "refused")
+            raise OutOfTime(message)
+        if late == "stale" and request.stale_available:
+            self._promises.not_asked(self._route, "stale")
+            raise StaleWanted(message)
+
+
+def _verdict(request: RequestContext) -> Verdict:
+    return Verdict.MISS if request.bypass is None else Verdict.BYPASS

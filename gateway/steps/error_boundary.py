@@ -1,0 +1,69 @@
+"""The one place where errors become responses, and where the gateway refuses what it cannot bear."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from gateway.errors import BackendFull, Refused, TooManyInflight
+from gateway.inflight import Inflight
+from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.observing.telemetry import Telemetry
+from gateway.ports import Dialect
+from gateway.precedence import Shed
+
+LOG = logging.getLogger("nearhit")
+
+ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]
+"""The dialect in whose shape errors are told where no step has found one yet: of a method, a path and headers."""
+
+
+class ErrorBoundary:
+    """At `server.max_inflight` what need not wait is answered all the same: a hit in memory costs next to nothing. The
+    steps within call `RequestContext.require_capacity` before they wait. `inflight` None: who calls this bounds it."""
+
+    def __init__(
+        self, inner: Handler, telemetry: Telemetry, inflight: Inflight | None, error_dialect: ErrorDialect
+    ) -> None:
+        self._inner = inner
+        self._telemetry = telemetry
+        self._inflight = inflight
+        self._error_dialect = error_dialect
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        inflight = self._inflight
+        if inflight is not None and inflight.count >= inflight.limit:
+            request.overloaded = True
+        try:
+            answer = self._inner(request)
+        except Exception as error:
+            return self._refused(request, error)
+        return answer if isinstance(answer, Response) else self._awaited(request, answer)
+
+    async def _awaited(self, request: RequestContext, answer: Awaitable[Response]) -> Response:
+        try:
+            return await answer
+        except Exception as error:
+            return self._refused(request, error)
+
+    def _refused(self, request: RequestContext, error: Exception) -> Response:
+        if isinstance(error, BackendFull):  # of all that its route might have called
+            self._telemetry.shed.add(error.reason)
+        elif isinstance(error, TooManyInflight):
+            self._telemetry.shed.add(Shed.MAX_INFLIGHT)
+        elif not isinstance(error, Refused):
+            LOG.error("internal error", exc_info=error, extra={"fields": request.log_fields})
+            error = Refused(f"internal error; the log has more under request id {request.id}")
+        return self._response(request, error)
+
+    def _response(self, request: RequestContext, error: Refused) -> Response:
+        dialect = request.dialect or self._error_dialect(request.method, request.path, request.headers)
+        headers = [("Content-Type", "application/json")]
+        if error.retry_after_s is not None:
+            headers.append(("Retry-After", str(error.retry_after_s)))
+        headers += error.headers
+        if dialect.id_header is not None:
+            headers.append((dialect.id_header, request.id))
+        body = Whole(dialect.error(error.kind, error.message, error.param))
+        provenance = Provenance(Verdict.MISS, reason=error.kind, forwarded=error.forwarded)
+        return Response(error.status, tuple(headers), body, provenance)

@@ -1,0 +1,249 @@
+"""Exact hits, answered without reading the request again.
+
+The very same bytes from the very same client were read, routed and answered a moment ago: as long as the policy is the
+same object and the entry is still the same and fresh, every decision would come out the same. The key holds everything
+that decides: the body, a digest of method, target and all headers but those that only trace the request, and of those
+that trace it the ones that a route matches on. Limits and observation hold here as in the steps behind. The answer is
+bytes: a head whose few changing values are filled in, and the body.
+
+Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from aiohttp.helpers import rfc822_formatted_time
+
+from gateway.access.permits import Permit
+from gateway.bounded_cache import BoundedCache
+from gateway.cache.freshness import SKEW_S, Freshness, Lifetime
+from gateway.cache.hits import provenance_of
+from gateway.errors import StoreUnavailable
+from gateway.inflight import Inflight
+from gateway.messages import Entry, Handler, Provenance, RequestContext, Response, Verdict, Whole, resolved
+from gateway.observing.observer import CLIENT_CLOSED, Observer
+from gateway.observing.request_series import RequestSeries
+from gateway.ports import Clock, Dialect, NearStore
+from gateway.response_headers import HeaderTemplate
+from gateway.steps.parse_and_route import RouteTable
+from gateway.traffic.facts import Facts
+
+MAX_KNOWN = 4096
+# Of requests, and of answers in a form that is not the stored one: streams, and wholes put together from them. What
+# else they refer to lies in memory anyway.
+MAX_BYTES = 32 * 1024 * 1024
+MAX_BODY = 64 * 1024  # of a request: to hash one takes a tenth of the time to parse it
+MAX_FORMED = 512 * 1024  # of an answer
+NO_BODY = Whole(b"")
+# What is told of an entry. One that was fetched anew differs in when, to the microsecond.
+_told = attrgetter(
+    "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
+)
+STEPS = ["exact"]  # of a hit that took no others
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that ended in an exact hit, and its answer in the form in which it went out."""
+
+    table: RouteTable
+    entry: Entry
+    lifetime: Lifetime  # that the policy holds it to
+    dialect: Dialect
+    tenant: str
+    route: str
+    permit: Permit | None
+    facts: Facts | None
+    series: RequestSeries
+    provenance: Provenance
+    headers: HeaderTemplate
+    form: bytes  # of head and body
+    body: bytes | None  # None: the entry's own, which does not lie in memory
+    length: int  # of it, in bytes
+    as_stored: bool  # the answer is what the store has, byte for byte
+    size: int  # bytes that lie here alone
+
+    def is_of(self, entry: Entry) -> bool:
+        """Whether that is the entry which was answered with, as far as the answer and what is told of it go."""
+        return _told(entry) == _told(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
+
+    def lean(self) -> _Known:
+        """Without what is large, for an entry that does not lie in memory."""
+        return replace(self, entry=replace(self.entry, payload=(), question=None), body=None)
+
+    def wire(self, request: RequestContext, body: bytes, age_s: float, left_s: float, seconds: float) -> bytes:
+        """A request's id has no line break."""
+        headers, date = self.headers, rfc822_formatted_time().encode()
+        identity = request.id.encode()
+        if headers.ids == 1 and headers.times:
+            return self.form % (identity, left_s, age_s, 1e3 * seconds, len(body), date, body)
+        values: list[Any] = [identity] * headers.ids
+        if headers.explains:
+            values += (left_s, age_s)
+            if headers.times:
+                values.append(1e3 * seconds)
+        return self.form % (*values, len(body), date, body)
+
+
+class ExactFastPath:
+    """First of all steps. `table` returns the policy in force; it is compared by identity. `holds`: whether a key is
+    still as good as when it was looked at; where that is not known, `Authenticate` asks. `inflight` None: who calls
+    this bounds what waits."""
+
+    def __init__(
+        self,
+        inner: Handler,
+        store: NearStore,
+        table: Callable[[], RouteTable],
+        observer: Observer,
+        clock: Clock,
+        holds: Callable[[Permit], bool],
+        inflight: Inflight | None,
+    ) -> None:
+        self._inner = inner
+        self._store = store
+        self._table = table
+        self._observer = observer
+        self._traces = observer.traces
+        self._clock = clock
+        self._holds = holds
+        self._inflight = inflight
+        self._known: BoundedCache[Hashable, _Known] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
+        self._once: set[int] = set()  # hashes of requests that were hits once: one that comes again is worth a place
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        body = request.body_source.taken
+        if not request.head_digest or body is None or len(body) > MAX_BODY:
+            return self._inner(request)
+        key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
+        known = self._known.get(key)
+        if known is not None:
+            answer = self._again(request, key, known)
+            if answer is not None:
+                return answer
+        request.written = self._written
+        return self._inner(request)
+
+    def _key(self, request: RequestContext, body: bytes) -> Hashable:
+        """What a route matches on and the digest leaves out is added."""
+        also = self._table().traced_matches
+        return (request.head_digest, body, *[request.headers.get(name) for name in also])
+
+    def _again(self, request: RequestContext, key: Hashable, known: _Known) -> Response | Awaitable[Response] | None:
+        """None where the request has to be read."""
+        if known.table is self._table():
+            entry = self._store.peek(known.entry.fingerprint)
+            if entry is known.entry and known.body is not None:
+                return self._answered(request, known, known.body)
+            if entry is None and known.as_stored and not (self._inflight is not None and self._inflight.full):
+                if known.body is not None:
+                    known = known.lean()
+                    self._known.put(key, known)
+                return self._recalled(request, key, known)
+        self._known.pop(key)  # another policy; or it was fetched anew
+        return None
+
+    async def _recalled(self, request: RequestContext, key: Hashable, known: _Known) -> Response:
+        """From the store: its entry has made room for others."""
+        try:
+            entry = await self._store.get(known.entry.fingerprint)
+        except StoreUnavailable:  # the steps find out, and say so
+            entry = None
+        except BaseException:
+            self._observer.begin(request)
+            request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
+            self._observer.over(request, CLIENT_CLOSED, None)
+            raise
+        if entry is None or known.table is not self._table() or not known.is_of(entry):
+            self._known.pop(key)
+        else:
+            answer = self._answered(request, known, entry.payload[0])
+            if answer is not None:
+                return answer
+        request.written = self._written
+        return await resolved(self._inner(request))
+
+    def _answered(self, request: RequestContext, known: _Known, body: bytes) -> Response | None:
+        """None where it may not be served: the steps say why."""
+        entry = known.entry
+        if known.permit is not None and not self._holds(known.permit):
+            return None
+        # As `freshness_of` decides where the client says nothing of ages.
+        age_s = self._clock.wall() - entry.created
+        left_s = known.lifetime.ttl_of(entry)
+        if age_s > 0:
+            left_s -= age_s
+        else:
+            age_s = max(0.0, age_s) if age_s >= -SKEW_S else math.inf
+        if left_s <= 0 or age_s == math.inf:
+            return None
+        request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
+        request.permit, request.facts = known.permit, known.facts
+        told = request.facts is not None  # of its age
+        if self._traces:
+            self._observer.begin(request)
+        seconds = request.since("exact", request.received) - request.received
+        traced = request.traced
+        if traced is not None:
+            traced.operation, traced.model = entry.operation, entry.model
+            told = told or traced.sampled or seconds >= self._observer.slow_s
+        provenance = known.provenance
+        if told:
+            provenance = provenance_of(entry, Freshness(True, age_s, left_s), Verdict.EXACT)
+        self._observer.whole(request, 200, provenance, known.series)
+        return Response(200, (), NO_BODY, provenance, known.wire(request, body, age_s, left_s, seconds))
+
+    # What becomes a hit
+
+    def _written(
+        self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
+    ) -> None:
+        """Learns a request that is answered, where that was an exact hit and nothing else, twice. `form`: head and body
+        as a format, which the headers' values, the body's length, the date and the body complete; `data`: the body."""
+        provenance, body, served = response.provenance, request.body_source.taken, request.served
+        if provenance.verdict is not Verdict.EXACT or served is None or body is None:
+            return
+        entry, lifetime = served
+        if [*request.timings] != STEPS or request.headers.get("cache-control") is not None:
+            return
+        as_stored, in_memory = data is entry.payload[0], self._store.peek(entry.fingerprint) is entry
+        if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head_digest, body):
+            return
+        assert request.dialect is not None
+        known = _Known(
+            table=request.table,
+            entry=entry,
+            lifetime=lifetime,
+            dialect=request.dialect,
+            tenant=request.tenant,
+            route=request.route,
+            permit=request.permit,
+            facts=request.facts,
+            series=self._observer.series(request, 200, provenance),
+            provenance=provenance,
+            headers=headers,
+            form=form,
+            body=data,
+            length=len(data),
+            as_stored=as_stored,
+            size=len(body) + (0 if as_stored else len(data)),
+        )
+        self._known.put(self._key(request, body), known if in_memory else known.lean())
+
+    def _is_first(self, digest: bytes, body: bytes) -> bool:
+        mark = hash((digest, body))
+        if mark in self._once:
+            return False
+        if len(self._once) >= MAX_KNOWN:
+            self._once.clear()
+        self._once.add(mark)
+        return True
+
+
+def _size(known: _Known) -> int:
+    return known.size

@@ -1,0 +1,118 @@
+"""POST /v1/feedback: a client says that an answer was right or wrong.
+
+A semantic hit that was wrong is not served for that question again, by any gateway on this store, also after a restart;
+and either word moves the route's threshold and its memory of what is near. Of a light or a large model's answer either
+word says whether the light one is enough for questions of that complexity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.cache.control.wrong_hits import Label
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.served import Served, ServedHits
+from gateway.dialects.json_body import ABSENT, parse_object, wrong
+from gateway.errors import BadRequest, NotFound
+from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.observing.telemetry import Telemetry
+from gateway.quality.escalations import Escalations
+from gateway.spaces import Spaces
+
+PATH = "/v1/feedback"
+# Tenant, request id and verdict -> what it was about.
+Heed = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What lookups and feedback share."""
+
+    served: ServedHits
+    counterexamples: Counterexamples
+
+
+class Verdicts:
+    """What becomes of a client's word on an answer that this gateway has given."""
+
+    def __init__(self, memory: Memory, spaces: Spaces, escalations: Escalations, telemetry: Telemetry) -> None:
+        self._memory = memory
+        self._spaces = spaces
+        self._escalations = escalations
+        self._telemetry = telemetry
+
+    async def heed(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+        """-> what it was about; None: no such answer of this tenant is remembered here."""
+        served = self._memory.served.get(tenant, request_id)
+        if served is None:
+            return self._of_a_model(tenant, request_id, verdict)
+        self._telemetry.feedback.add(served.route, verdict)
+        if not served.told:
+            self._memory.served.tell(tenant, request_id)
+            self._learn(served, verdict)
+        kept = verdict != "wrong" or await self._spaces.serving.labels.refute(served.judged.relation)
+        return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
+
+    def _of_a_model(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+        """Kept with the route's next snapshot rather than at once: it is one label among many."""
+        answered = self._escalations.feedback(tenant, request_id, verdict)
+        if answered is None:
+            return None
+        self._telemetry.feedback.add(answered.route, verdict)
+        tier = "light" if answered.light else "large"
+        return {"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier}
+
+    def _learn(self, served: Served, verdict: str) -> None:
+        """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
+        space = self._spaces.of(served.embedder)
+        if space is None:
+            return
+        label = Label(verdict)
+        space.labels.tell(served.route, served.judged, label, "feedback")
+        if label is Label.WRONG:
+            space.controls.of(served.route).complained()
+
+
+class FeedbackEndpoint:
+    """`elsewhere` asks the other gateways on the store, as a client need not come back to the one that answered it."""
+
+    def __init__(self, verdicts: Verdicts, elsewhere: Heed) -> None:
+        self._verdicts = verdicts
+        self._elsewhere = elsewhere
+
+    def claims(self, request: RequestContext) -> bool:
+        return request.path == PATH and request.method == "POST"
+
+    async def answer(self, request: RequestContext) -> Response:
+        request_id, verdict = _read(parse_object(await request.body_source.read()))
+        heard = await self._verdicts.heed(request.tenant, request_id, verdict)
+        if heard is None:
+            heard = await self._elsewhere(request.tenant, request_id, verdict)
+        if heard is None:
+            raise NotFound(
+                f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
+                "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
+                "model has answered"
+            )
+        request.route = heard["route"]
+        return _heard(heard)
+
+
+def _heard(body: dict[str, Any]) -> Response:
+    provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
+    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
+
+
+def _read(body: dict[str, Any]) -> tuple[str, str]:
+    request_id, verdict = body.get("request_id"), body.get("verdict")
+    if not isinstance(request_id, str) or not request_id:
+        raise wrong("request_id", "the x-request-id of an answer", body.get("request_id", ABSENT))
+    if verdict is None:
+        raise wrong("verdict", "'wrong' or 'right'", body.get("verdict", ABSENT))
+    if verdict not in ("wrong", "right"):
+        raise BadRequest("'verdict': expected 'wrong' or 'right'", param="verdict")
+    return request_id, verdict

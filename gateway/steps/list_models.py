@@ -1,0 +1,70 @@
+"""GET /v1/models: what all backends of the route offer, as one list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from gateway.backends.pool import Pool
+from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.known import MODELS
+from gateway.dialects.translation.models import anthropic_model, anthropic_page
+from gateway.errors import BackendError, NotFound
+from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+
+LISTED = ("openai", "anthropic", "text")  # what offers models by name
+
+
+class ModelList:
+    """With one HTTP backend that speaks the client's dialect the request passes through as it is; otherwise the lists
+    are merged, the first name wins, and the client is given it in its own dialect.
+
+    A backend that cannot say is left out; when none can, that is the answer.
+    """
+
+    def __init__(self, backends: Sequence[Pool]) -> None:
+        self._backends = backends
+
+    def answer(self, request: RequestContext) -> Awaitable[Response] | None:
+        """None where the request is about something else, or passes through as it is."""
+        if request.method != "GET" or not (request.path == MODELS or request.path.startswith(MODELS + "/")):
+            return None
+        backends = [backend for backend in self._backends if backend.speaks in LISTED]
+        if not backends:
+            return None  # a path of another protocol
+        anthropic = speaks_anthropic(request.headers)
+        if len(backends) == 1 and backends[0].http and (backends[0].speaks == "anthropic") == anthropic:
+            return None
+        request.require_capacity()
+        return self._answer(request, backends, anthropic=anthropic)
+
+    async def _answer(self, request: RequestContext, backends: Sequence[Pool], *, anthropic: bool) -> Response:
+        models = await self._merged(request, backends)
+        name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models have slashes
+        if not name:
+            listed = list(models.values())
+            return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})
+        if name not in models:
+            raise NotFound(f"the model {name[:100]!r} does not exist")
+        return _json(anthropic_model(models[name]) if anthropic else models[name])
+
+    async def _merged(self, request: RequestContext, backends: Sequence[Pool]) -> dict[str, dict[str, Any]]:
+        answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)
+        models: dict[str, dict[str, Any]] = {}
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                for model in answer:
+                    models.setdefault(str(model.get("id")), model)
+        if failures and len(failures) == len(answers):
+            raise failures[0] if isinstance(failures[0], BackendError) else BackendError("no backend lists its models")
+        return models
+
+
+def _json(value: object) -> Response:
+    provenance = Provenance(Verdict.BYPASS, reason=Bypass.PASS_THROUGH)
+    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(value)), provenance)

@@ -1,0 +1,53 @@
+"""Sees every outcome once, when the last byte of its answer has gone or its client has left."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from gateway.bodies import Ending, Ready
+from gateway.flow import Tap, tapped
+from gateway.messages import ByteStream, EventStream, Handler, RequestContext, Response, Tunnel, Whole
+from gateway.observing.observer import CLIENT_CLOSED, Observer
+
+
+class Observe:
+    def __init__(self, inner: Handler, observer: Observer) -> None:
+        self._inner = inner
+        self._observer = observer
+        self._traces = observer.traces
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        if self._traces:
+            self._observer.begin(request)
+        answer = self._inner(request)
+        return self._seen(request, answer) if isinstance(answer, Response) else self._awaited(request, answer)
+
+    async def _awaited(self, request: RequestContext, answer: Awaitable[Response]) -> Response:
+        try:
+            response = await answer
+        except BaseException:  # only a cancellation gets past `ErrorBoundary`
+            self._observer.over(request, CLIENT_CLOSED, None)
+            raise
+        return self._seen(request, response)
+
+    def _seen(self, request: RequestContext, response: Response) -> Response:
+        if isinstance(response.body, Whole):
+            self._observer.whole(request, response.status, response.provenance)
+            return response
+        self._observer.first_byte(request)
+        return Response(response.status, response.headers, self._until_its_end(request, response), response.provenance)
+
+    def _until_its_end(self, request: RequestContext, response: Response) -> EventStream | ByteStream | Tunnel:
+        body = response.body
+
+        def over() -> None:
+            self._observer.over(request, response.status, response.provenance)
+
+        if isinstance(body, EventStream) and isinstance(body.events, Ready):  # it stays a body that is there at once
+            return EventStream(Ready(body.events.rest(), over))
+        if isinstance(body, EventStream):
+            return EventStream(tapped(body.events, Tap(closed=over)))
+        if isinstance(body, Tunnel):
+            return Tunnel(Ending(body.upstream, over))
+        assert isinstance(body, ByteStream)
+        return ByteStream(tapped(body.chunks, Tap(closed=over)))

@@ -1,0 +1,159 @@
+"""Has this question been answered in other words? Turns it into a vector, once, for this lookup, for the index and for
+the complexity estimate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from gateway.errors import EmbedderUnavailable
+from gateway.flights.aloft import Aloft, Question
+from gateway.flights.unstorable import Unstorable
+from gateway.flow import with_end
+from gateway.messages import Bypass, Embedding, Handler, RequestContext, Response, resolved
+from gateway.observing.telemetry import Telemetry
+from gateway.policy.model import Audit
+from gateway.ports import Clock, Embedder
+from gateway.quality.audits import Audits
+from gateway.routing.budget import patience_s
+from gateway.steps.semantic_lookup import SemanticLookup
+
+
+class SimilarInflight:
+    """Waits for the answer to the same question in other words, where that is on its way and the policy allows it. The
+    lookup scores a question in flight as if its answer were stored already, and serves it once it is. Nobody waits
+    twice: a request that finds nothing then makes a call of its own."""
+
+    def __init__(
+        self, lookup: SemanticLookup, inflight: Aloft, unstorable: Unstorable, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        self._lookup = lookup
+        self._inflight = inflight
+        self._unstorable = unstorable
+        self._clock = clock
+        self._telemetry = telemetry
+
+    async def answer(self, request: RequestContext, question: str, embedding: Embedding, forward: Handler) -> Response:
+        directives = request.directives
+        if embedding.partial or directives.no_cache or directives.only_if_cached:
+            return await resolved(forward(request))
+        if not request.scope or request.fingerprint in self._unstorable:
+            return await resolved(forward(request))
+        other = await self._lookup.similar_inflight(request, question, embedding, self._inflight.within(request.scope))
+        if other is not None and await self._landed(request, other):
+            hit = self._lookup.find(request, question, embedding)
+            hit = hit if hit is None or isinstance(hit, Response) else await hit
+            if hit is not None:
+                self._telemetry.crowds.add("followed-alike")
+                return hit
+        own = self._inflight.add(request, embedding.vector)
+        if own is None:
+            return await resolved(forward(request))
+        try:
+            response = await resolved(forward(request))
+        except BaseException:
+            self._inflight.land(own)
+            raise
+        return with_end(response, lambda: self._inflight.land(own))
+
+    async def _landed(self, request: RequestContext, other: Question) -> bool:
+        self._telemetry.crowds.add("waits-alike")
+        with request.timed("wait"):
+            try:
+                async with asyncio.timeout(patience_s(request, self._clock.monotonic())):
+                    await asyncio.shield(other.landed)
+            except TimeoutError:
+                self._telemetry.crowds.add("in-vain")
+                return False
+        return True
+
+
+class AuditedHits:
+    """Has some semantic hits compared with a fresh answer, once they are on their way to the client. What an audit
+    fetches is stored like the answer of any miss, and no client hears of it."""
+
+    def __init__(self, audits: Audits, rule: Audit) -> None:
+        self._audits = audits
+        self._rule = rule
+
+    def consider(self, request: RequestContext, forward: Handler) -> None:
+        if request.judged is not None:
+            self._audits.consider(request, request.judged, self._rule, forward)
+
+
+class SemanticCache:
+    """Outside `StoreResponse`: what it answers is never stored again. Options of the policy: `audits` of hits, and
+    `inflight`, which waits for questions in flight; None: off."""
+
+    def __init__(
+        self,
+        inner: Handler,
+        embedder: Embedder,
+        lookup: SemanticLookup,
+        audits: AuditedHits | None = None,
+        inflight: SimilarInflight | None = None,
+    ) -> None:
+        self._inner = inner
+        self._embedder = embedder
+        self._lookup = lookup
+        self._audits = audits
+        self._inflight = inflight
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        call, embedding = request.call, request.embedding
+        if call is None:
+            return self._inner(request)
+        question = call.question
+        if question is None:
+            request.note = request.note or call.no_question
+            return self._inner(request)
+        if embedding is None:
+            began = request.clock.monotonic()
+            embedding = self._embedder.embed_nowait(question, request.owner)
+            if embedding is None:
+                request.require_capacity()
+                return self._embedded(request, question, began)
+            request.since("embed", began)
+            request.embedding = embedding
+            if embedding.truncated or embedding.unreadable:
+                request.note = embedding.why_partial
+        return self._looked_up(request, question, embedding)
+
+    async def _embedded(self, request: RequestContext, question: str, began: float) -> Response:
+        try:
+            embedding = request.embedding = await self._embedder.embed(question, request.owner)
+        except EmbedderUnavailable:
+            request.note = Bypass.EMBEDDER
+            return await resolved(self._inner(request))
+        finally:
+            request.since("embed", began)
+        if embedding.partial:
+            request.note = embedding.why_partial
+        return await resolved(self._looked_up(request, question, embedding))
+
+    def _looked_up(
+        self, request: RequestContext, question: str, embedding: Embedding
+    ) -> Response | Awaitable[Response]:
+        hit = self._lookup.find(request, question, embedding)
+        if hit is None:
+            return self._missed(request, question, embedding)
+        if not isinstance(hit, Response):
+            return self._found_later(request, question, embedding, hit)
+        if self._audits is not None:
+            self._audits.consider(request, self._inner)
+        return hit
+
+    async def _found_later(
+        self, request: RequestContext, question: str, embedding: Embedding, pending: Awaitable[Response | None]
+    ) -> Response:
+        hit = await pending
+        if hit is None:
+            return await resolved(self._missed(request, question, embedding))
+        if self._audits is not None:
+            self._audits.consider(request, self._inner)
+        return hit
+
+    def _missed(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
+        if self._inflight is None:
+            return self._inner(request)
+        return self._inflight.answer(request, question, embedding, self._inner)

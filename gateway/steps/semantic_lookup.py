@@ -1,0 +1,249 @@
+"""Finds a stored answer to the same question in other words: neighbours within the scope, their scores, and the route's
+own threshold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.cache.control.controls import Controls
+from gateway.cache.freshness import Freshness, Lifetime, freshness_of
+from gateway.cache.hits import answer_from
+from gateway.cache.judged import MAX_CANDIDATES
+from gateway.cache.scoring import Scorer, Scores
+from gateway.cache.served import Served
+from gateway.errors import StoreUnavailable
+from gateway.flights.aloft import Question
+from gateway.messages import Embedding, Entry, Neighbour, Refusal, RequestContext, Response, Verdict
+from gateway.observing.telemetry import Telemetry
+from gateway.policy.model import Semantic
+from gateway.ports import Clock, NearStore, VectorIndex
+from gateway.steps.feedback import Memory
+
+LOG = logging.getLogger("nearhit.semantic")
+Found = tuple[Entry, float, Freshness]
+"""A stored answer that is fresh, and the similarity of its question."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """One request's, on its way."""
+
+    request: RequestContext
+    question: str
+    embedding: Embedding
+    began: float  # monotonic clock
+    k: int  # neighbours that are asked for
+
+
+class SemanticLookup:
+    """Of one route. `embedder`: the fingerprint of what makes the vectors."""
+
+    def __init__(
+        self,
+        index: VectorIndex,
+        store: NearStore,
+        scorer: Scorer,
+        controls: Controls,
+        clock: Clock,
+        telemetry: Telemetry,
+        rule: Semantic,
+        lifetime: Lifetime,
+        memory: Memory,
+        *,
+        floor: float,
+        embedder: str,
+    ) -> None:
+        self._index = index
+        self._store = store
+        self._scorer = scorer
+        self._controls = controls
+        self._clock = clock
+        self._telemetry = telemetry
+        self._plain = rule.acceptance.min_similarity is not None
+        self._lifetime = lifetime
+        self._memory = memory
+        self._floor = floor
+        self._embedder = embedder
+
+    def find(
+        self, request: RequestContext, question: str, embedding: Embedding
+    ) -> Response | Awaitable[Response | None] | None:
+        """None: there is none that may be served. To be awaited where something has to be waited for."""
+        if not request.scope or embedding.truncated or embedding.unreadable or request.directives.no_cache:
+            return None
+        # By a plain threshold the nearest is the best, and the others are read for the traffic log alone. Where it is
+        # of no use they are looked at.
+        k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
+        return self._begun(_Search(request, question, embedding, self._clock.monotonic(), k))
+
+    def _begun(self, search: _Search) -> Response | Awaitable[Response | None] | None:
+        request = search.request
+        neighbours = self._index.search_nowait(request.scope, search.embedding.vector, search.k)
+        if neighbours is None:
+            request.require_capacity()
+            return self._guarded(search, None)
+        found: list[Found] = []
+        wall, directives, lifetime = self._clock.wall(), request.directives, self._lifetime
+        for neighbour in neighbours:  # the most similar first
+            if neighbour.similarity < self._floor:
+                break
+            entry = self._store.peek(neighbour.fingerprint)
+            if entry is None or entry.scope != request.scope or entry.question is None:
+                request.require_capacity()
+                return self._guarded(search, self._all(search, neighbours))
+            freshness = freshness_of(entry, lifetime, directives, wall)
+            if freshness.fresh:
+                found.append((entry, neighbour.similarity, freshness))
+            elif search.k > 1:
+                self._refused(request, Refusal.EXPIRED)
+            else:
+                return self._among_more(search)
+        return self._scored(search, neighbours, found)
+
+    def _all(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
+        """Where the store has to be asked anyway, it is asked of all candidates at once."""
+        if search.k == MAX_CANDIDATES:
+            return neighbours
+        search.k = MAX_CANDIDATES
+        return self._index.search_nowait(search.request.scope, search.embedding.vector, search.k)
+
+    def _among_more(self, search: _Search) -> Response | Awaitable[Response | None] | None:
+        """The nearest alone was of no use."""
+        search.k = MAX_CANDIDATES
+        return self._begun(search)
+
+    async def similar_inflight(
+        self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[Question]
+    ) -> Question | None:
+        """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
+        if not inflight:
+            return None
+        similarities = np.clip(np.stack([each.vector for each in inflight]) @ embedding.vector, 0.0, 1.0)
+        nearest = [int(at) for at in np.argsort(-similarities)[:MAX_CANDIDATES] if similarities[at] >= self._floor]
+        if not nearest:
+            return None
+        near = [(inflight[at].entry, float(similarities[at])) for at in nearest]
+        with request.timed("verify"):
+            control, entries = self._controls.of(request.route), self._index.count(request.scope)
+            scores = self._scorer.of(question, request.owner, embedding, near, control, entries)
+            if self._scorer.closer_look_is_due(scores):
+                await self._scorer.look_closer(scores)
+        return None if scores.chosen.reason is not None else inflight[nearest[scores.best]]
+
+    async def _guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
+        """Where the index or the store has to be waited for."""
+        try:
+            return await self._searched(search, neighbours)
+        except StoreUnavailable as error:
+            self._telemetry.store_errors.add()
+            fields = {**search.request.log_fields, "error": str(error)}
+            self._telemetry.store_warnings.warn(LOG, "lookup failed", fields)
+            return None
+
+    async def _searched(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
+        request = search.request
+        try:
+            if neighbours is None:
+                neighbours = await self._index.search(request.scope, search.embedding.vector, search.k)
+            near = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
+            entries = await self._entries(near)
+            await self._forget_gone(request, near, entries)
+        except BaseException:
+            request.since("search", search.began)
+            raise
+        answer = self._scored(search, neighbours, self._fresh(request, near, entries))
+        return answer if answer is None or isinstance(answer, Response) else await answer
+
+    def _fresh(
+        self, request: RequestContext, near: Sequence[Neighbour], entries: Sequence[Entry | None]
+    ) -> list[Found]:
+        """Those that are this scope's and fresh."""
+        found: list[Found] = []
+        wall = self._clock.wall()
+        for neighbour, entry in zip(near, entries, strict=True):
+            if entry is None or not _is_own(request, entry):
+                continue
+            freshness = freshness_of(entry, self._lifetime, request.directives, wall)
+            if freshness.fresh:
+                found.append((entry, neighbour.similarity, freshness))
+            else:
+                self._refused(request, Refusal.EXPIRED)
+        return found
+
+    async def _entries(self, near: Sequence[Neighbour]) -> Sequence[Entry | None]:
+        """Those that are not in memory are asked of the store together: one way there and back, not one for each."""
+        entries = [self._store.peek(neighbour.fingerprint) for neighbour in near]
+        away = [at for at, entry in enumerate(entries) if entry is None]
+        if away:
+            fetched = await asyncio.gather(*(self._store.get(near[at].fingerprint) for at in away))
+            for at, entry in zip(away, fetched, strict=True):
+                entries[at] = entry
+        return entries
+
+    async def _forget_gone(
+        self, request: RequestContext, near: Sequence[Neighbour], entries: Sequence[Entry | None]
+    ) -> None:
+        """The index may lag behind the store."""
+        for neighbour, entry in zip(near, entries, strict=True):
+            if entry is None:
+                await self._index.remove([neighbour.fingerprint])
+            elif not _is_own(request, entry):
+                LOG.error("a neighbour of another scope", extra={"fields": request.log_fields})
+                await self._index.remove([neighbour.fingerprint])
+                self._refused(request, Refusal.FOREIGN)
+
+    def _scored(
+        self, search: _Search, neighbours: Sequence[Neighbour], found: Sequence[Found]
+    ) -> Response | Awaitable[Response | None] | None:
+        request = search.request
+        began = request.since("search", search.began)
+        if not found:
+            if neighbours and neighbours[0].similarity < self._floor:
+                self._refused(request, Refusal.SIMILARITY)
+            return None
+        near = [(entry, similarity) for entry, similarity, _ in found]
+        control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
+        scores = self._scorer.of(search.question, request.owner, search.embedding, near, control, entries)
+        if search.k == 1 and scores.chosen.opinion.veto is not None:
+            return self._among_more(search)
+        if not self._plain and self._scorer.closer_look_is_due(scores):
+            return self._scored_closely(request, scores, found, began)
+        request.since("verify", began)
+        return self._served(request, scores, found)
+
+    async def _scored_closely(
+        self, request: RequestContext, scores: Scores, found: Sequence[Found], began: float
+    ) -> Response | None:
+        try:
+            await self._scorer.look_closer(scores)
+        finally:
+            request.since("verify", began)
+        return self._served(request, scores, found)
+
+    def _served(self, request: RequestContext, scores: Scores, found: Sequence[Found]) -> Response | None:
+        """Notes what was found. None where it may not be served."""
+        chosen, control = scores.judged[scores.best], scores.control
+        if not self._plain and chosen.opinion.veto is None and not chosen.verbatim:
+            control.met(chosen.score, scores.entries)
+        request.considered, request.judged = scores.judged, chosen
+        if chosen.reason is not None:
+            self._refused(request, chosen.reason)
+            return None
+        if self._store.banned(chosen.entry):  # removed while it was looked at
+            return None
+        control.hit()
+        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder))
+        return answer_from(request, chosen.entry, found[scores.best][2], Verdict.SEMANTIC, chosen.similarity)
+
+    def _refused(self, request: RequestContext, reason: Refusal) -> None:
+        request.note = reason
+        self._telemetry.refusals.add(request.route, reason)
+
+
+def _is_own(request: RequestContext, entry: Entry) -> bool:
+    return entry.scope == request.scope and entry.question is not None

@@ -1,0 +1,87 @@
+"""Identical misses share one flight: a crowd that asks the same makes one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from gateway.cache.directives import shares_flight
+from gateway.calling.limit_grants import asker_of
+from gateway.errors import LimitReached, OutOfTime, StaleWanted
+from gateway.flights.flight import Flight
+from gateway.flights.unstorable import Unstorable
+from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, resolved
+from gateway.observing.telemetry import Telemetry
+
+
+class SingleFlight:
+    """`flights` are those in the air, by fingerprint: all routes share them, so that a reload splits no crowd. What is
+    answered at once, from memory, needs no flight. What is `unstorable` is not shared with those who come later: each
+    makes a call of its own."""
+
+    def __init__(
+        self, inner: Handler, flights: dict[str, Flight], unstorable: Unstorable, telemetry: Telemetry
+    ) -> None:
+        self._inner = inner
+        self._flights = flights
+        self._unstorable = unstorable
+        self._telemetry = telemetry
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        key = request.fingerprint
+        if not key or not shares_flight(request.directives):
+            return self._inner(request)
+        flight = self._flights.get(key)
+        if key in self._unstorable:
+            self._telemetry.crowds.add("not-held")
+            return self._inner(request)
+        if flight is not None and flight.open:
+            request.require_capacity()
+            return self._follow(request, flight)
+        return self._lead(request)
+
+    def _lead(self, request: RequestContext) -> Response | Awaitable[Response]:
+        answer = self._inner(request)
+        if isinstance(answer, Response):
+            return answer
+        key = request.fingerprint
+        flight = self._flights[key] = Flight(answer, request.traced)
+
+        def land(_: asyncio.Future[None]) -> None:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+        flight.task.add_done_callback(land)
+        return flight.join()
+
+    async def _follow(self, request: RequestContext, flight: Flight | None) -> Response:
+        while flight is not None and flight.open:
+            request.link(flight.origin)
+            try:
+                with request.timed("wait"):
+                    return _followed(await flight.join())
+            except LimitReached as error:
+                if error.asker == asker_of(request):
+                    raise
+                return await resolved(self._inner(request))  # it was another's limit, of those who share answers
+            except (OutOfTime, StaleWanted):  # that was the leader's budget: the next one of those that wait leads
+                flight = self._flights.get(request.fingerprint)
+        return await resolved(self._lead(request))
+
+
+def _followed(response: Response) -> Response:
+    provenance = response.provenance
+    if provenance.verdict is not Verdict.MISS:
+        return response  # the flight ended in a semantic hit: so did this
+    return Response(response.status, response.headers, response.body, _coalesced(provenance))
+
+
+def _coalesced(provenance: Provenance) -> Provenance:
+    return Provenance(
+        Verdict.COALESCED,
+        provenance.reason,
+        backend=provenance.backend,
+        tier=provenance.tier,
+        complexity=provenance.complexity,
+        beside=provenance.beside,
+    )

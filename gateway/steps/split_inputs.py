@@ -1,0 +1,101 @@
+"""A call of several inputs is answered input by input: what one request has asked for serves every other one that has
+the same input among its own. What is missing is fetched together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.cache.keys import keys_of, owner_of
+from gateway.errors import BackendError, Malformed
+from gateway.flights.gathering import Gathering
+from gateway.messages import Call, Handler, Provenance, RequestContext, Response, Verdict, Whole, resolved
+
+MAX_INPUTS = 2048  # OpenAI's own bound of a call
+
+
+class SplitInputs:
+    """`share` is the route's; `used` is told the fingerprint of every hit."""
+
+    def __init__(self, share: str, used: Callable[[str], None]) -> None:
+        self._share = share
+        self._used = used
+
+    async def answer(self, request: RequestContext, call: Call, forward: Handler) -> Response:
+        """`forward` answers each input."""
+        batch = call.batch
+        parts = () if batch is None else batch.apart(call)
+        if batch is None or not 0 < len(parts) <= MAX_INPUTS:
+            return await resolved(forward(request))
+        requests = [self._part(request, part) for part in parts]
+        each = {part.fingerprint: part for part in requests}  # the same input twice is asked once
+        gathering = Gathering(batch, each)
+        answers = await _all([self._answer(part, gathering, forward) for part in each.values()])
+        found = dict(zip(each, answers, strict=True))
+        self._note(request, list(each.values()))
+        failed = next((answer for answer in answers if answer.status != 200), None)
+        if failed is not None:
+            return failed
+        ordered = [found[part.fingerprint] for part in requests]
+        try:
+            body = Whole(batch.joined([_data(answer) for answer in ordered]))
+        except Malformed as error:
+            raise BackendError(str(error), retryable=False) from None
+        fetched = [answer for answer in answers if answer.provenance.verdict is not Verdict.EXACT]
+        headers = (fetched or answers)[0].headers
+        return Response(200, headers, body, self._provenance([answer.provenance for answer in answers]))
+
+    def _part(self, request: RequestContext, call: Call) -> RequestContext:
+        part = request.child("part")
+        part.call = call
+        part.scope, part.fingerprint = keys_of(owner_of(self._share, request.tenant, call.user), request.route, call)
+        return part
+
+    async def _answer(self, part: RequestContext, gathering: Gathering, forward: Handler) -> Response:
+        part.gathering = gathering
+        try:
+            return await resolved(forward(part))
+        finally:
+            gathering.accounted(part.fingerprint)
+
+    def _note(self, request: RequestContext, parts: Sequence[RequestContext]) -> None:
+        """They went on at the same time: a stage took what it took for the slowest."""
+        for name in dict.fromkeys(name for part in parts for name in part.timings):
+            request.add_time(name, max(part.timings.get(name, 0.0) for part in parts))
+
+    def _provenance(self, origins: Sequence[Provenance]) -> Provenance:
+        """A hit where every input was one; of the miss otherwise, with what the hits among them saved."""
+        hits = [origin for origin in origins if origin.verdict is Verdict.EXACT]
+        for hit in hits:
+            self._used(hit.fingerprint)
+        saved_tokens, saved_dollars = sum(o.saved_tokens for o in hits), sum(o.saved_dollars for o in hits)
+        missed = next((origin for origin in origins if origin.verdict is not Verdict.EXACT), None)
+        if missed is not None:
+            stored = any(origin.stored for origin in origins)
+            return replace(missed, stored=stored, saved_tokens=saved_tokens, saved_dollars=saved_dollars)
+        return Provenance(
+            Verdict.EXACT,
+            age_s=max(hit.age_s or 0.0 for hit in hits),
+            ttl_s=min(hit.ttl_s or 0.0 for hit in hits),
+            saved_tokens=saved_tokens,
+            saved_dollars=saved_dollars,
+        )
+
+
+async def _all(asked: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]:
+    """The answers in order. Raises the first error once all have ended: nothing goes on behind the client's back."""
+    tasks = [asyncio.ensure_future(one) for one in asked]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return [task.result() for task in tasks]
+
+
+def _data(answer: Response) -> bytes:
+    if not isinstance(answer.body, Whole):
+        raise Malformed("an embeddings answer is a stream")
+    return answer.body.data

@@ -1,0 +1,237 @@
+"""Stores what may be stored, before the flight lands: who comes next finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.bounded_cache import BoundedCache
+from gateway.cache.admission import judged, roles_of, unasked
+from gateway.cache.frequency import Frequency
+from gateway.cache.lifetimes import longest_lifetime_s
+from gateway.cache.price import Price
+from gateway.flights.aloft import entry_of
+from gateway.flights.unstorable import Unstorable
+from gateway.flow import Tap, tapped
+from gateway.messages import (
+    Admission,
+    Call,
+    Entry,
+    Event,
+    EventStream,
+    Handler,
+    Inspected,
+    Provenance,
+    RequestContext,
+    Response,
+    Whole,
+)
+from gateway.observing.telemetry import Telemetry
+from gateway.policy.model import Route
+from gateway.ports import Clock, Inspection
+from gateway.steps.cache_writer import CacheWriter
+
+MAX_TAGS, MAX_TAG_LENGTH = 32, 128
+MAX_PROVENANCES = 64
+UNPRICED = Price()
+JSON = "application/json"
+
+
+class Directives(NamedTuple):
+    """What the headers of an answer say of storing it. `no_store`: `Cache-Control: no-store` (RFC 9111, section
+    5.2.2.5)."""
+
+    no_store: bool
+    content_type: str
+    tags: tuple[str, ...]
+
+
+def directives_of(headers: Sequence[tuple[str, str]]) -> Directives:
+    no_store, content_type, tags = False, "", list[str]()
+    for name, value in headers:
+        low = name.lower()
+        if low == "cache-control":
+            no_store = no_store or any(part.strip().lower() == "no-store" for part in value.split(","))
+        elif low == "content-type":
+            content_type = content_type or value
+        elif low == "cache-tag":
+            tags.append(value)
+    return Directives(no_store, content_type or JSON, tuple(tags))
+
+
+class StoreResponse:
+    """`unstorable` hears of answers that may not be stored. Inputs of one request that no cache has go to the backend
+    in one call: the next step is given them together."""
+
+    def __init__(
+        self,
+        inner: Handler,
+        writer: CacheWriter,
+        clock: Clock,
+        telemetry: Telemetry,
+        route: Route,
+        *,
+        max_entry: int,
+        prices: Mapping[str, Price],
+        unstorable: Unstorable,
+        frequency: Frequency,
+    ) -> None:
+        self._inner = inner
+        self._writer = writer
+        self._clock = clock
+        self._telemetry = telemetry
+        self._route = route
+        self._rules = route.admission
+        self._max_entry = min(max_entry, route.admission.max_size or max_entry)
+        self._prices = prices
+        self._unstorable = unstorable
+        self._frequency = frequency
+        self._lifetime_s = longest_lifetime_s(route)
+        # Whether it depends on the question: as a rule it does not.
+        self._picks = route.admission.max_temperature is not None or route.admission.roles is not None
+        self._stored: BoundedCache[int, tuple[Provenance, Provenance]] = BoundedCache(MAX_PROVENANCES)
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        call = request.call
+        if call is None or not request.fingerprint:
+            return self._inner(request)
+        called = self._clock.monotonic()
+        answer = self._inner(request) if request.gathering is None else request.gathering.join(request, self._inner)
+        return self._admitted_later(request, call, answer, called)
+
+    async def _admitted_later(
+        self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], called: float
+    ) -> Response:
+        response = answer if isinstance(answer, Response) else await answer
+        if response.status != 200:
+            self._refuse(request, Admission.ERROR_STATUS)
+            return response
+        directives, body = directives_of(response.headers), response.body
+        if not self._wanted(request, call, directives):
+            return response
+        if isinstance(body, Whole):
+            entry = self._admitted(request, call, directives, (body.data,), response.provenance, called, streamed=False)
+            if entry is None or not await self._writer.put(request, entry):
+                return response
+        elif isinstance(body, EventStream):
+            recording = self._recording(request, call, directives, response.provenance, called)
+            body = EventStream(tapped(body.events, recording))
+        else:
+            self._refuse(request, Admission.TOO_LARGE)
+            return response
+        return Response(response.status, response.headers, body, self._as_stored(response.provenance))
+
+    def _as_stored(self, provenance: Provenance) -> Provenance:
+        """`Dispatch` has one object for all answers of a backend that were chosen alike."""
+        known = self._stored.get(id(provenance))
+        if known is None or known[0] is not provenance:
+            known = provenance, provenance.as_stored()
+            self._stored.put(id(provenance), known)
+        return known[1]
+
+    def _wanted(self, request: RequestContext, call: Call, directives: Directives) -> bool:
+        """Whether its backend lets it be stored, and the policy wants an answer to this request at all, and to a
+        question that is asked this often."""
+        if directives.no_store:
+            self._refuse(request, Admission.NO_STORE)
+            return False
+        reason = unasked(self._rules, call.body.get("temperature"), roles_of(call)) if self._picks else None
+        if reason is not None:
+            self._refuse(request, reason)
+            return False
+        if self._rules.after == 1 or request.directives.no_cache:  # which asks for the answer to be replaced
+            return True
+        often = self._frequency.add(request.fingerprint) >= self._rules.after
+        if not often:
+            self._count(Admission.RARE)  # the next one may be stored: nothing to tell `unstorable`
+        return often
+
+    def _recording(
+        self, request: RequestContext, call: Call, directives: Directives, origin: Provenance, called: float
+    ) -> Tap[Event]:
+        """Keeps the events until there are too many; stored when the stream is complete."""
+        payload: list[bytes] = []
+        size = 0
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal size
+            for event in events:
+                size += len(event.data)
+                if size <= self._max_entry:
+                    payload.append(event.data)
+                elif size - len(event.data) <= self._max_entry:  # known from here on: nobody has to wait for its end
+                    payload.clear()
+                    self._refuse(request, Admission.TOO_LARGE)
+            return events
+
+        async def ended() -> None:
+            if size <= self._max_entry:
+                entry = self._admitted(request, call, directives, tuple(payload), origin, called, streamed=True)
+                if entry is not None:
+                    await self._writer.put(request, entry)
+
+        return Tap(saw, ended)
+
+    def _admitted(
+        self,
+        request: RequestContext,
+        call: Call,
+        directives: Directives,
+        payload: tuple[bytes, ...],
+        origin: Provenance,
+        called: float,
+        *,
+        streamed: bool,
+    ) -> Entry | None:
+        """What is to be stored of a complete answer; None where the rules refuse it. `called`: before its backend was,
+        monotonic clock."""
+        inspection = call.dialect.inspect(call, payload, streamed)
+        dollars, size = self._cost(origin, inspection), sum(map(len, payload))
+        seconds = self._clock.monotonic() - called
+        request.inspected = Inspected(inspection, dollars, size, seconds)
+        admission = judged(self._rules, inspection, dollars, size, self._max_entry)
+        if admission is not Admission.STORED:
+            self._refuse(request, admission)
+            return None
+        now, tags = self._clock.wall(), request.headers.get("cache-tag")
+        return entry_of(
+            request,
+            streamed=streamed,
+            payload=payload,
+            content_type=directives.content_type,
+            created=now,
+            expires=now + self._lifetime_s,
+            backend=origin.backend or "",
+            input_tokens=inspection.input_tokens,
+            output_tokens=inspection.output_tokens,
+            cost_dollars=dollars,
+            upstream_s=seconds,
+            # The backend's first: within their bound a client cannot push them out.
+            tags=() if tags is None and not directives.tags else tags_of(*directives.tags, tags),
+        )
+
+    def _cost(self, origin: Provenance, inspection: Inspection) -> float:
+        """Of all calls that were made for the answer."""
+        price = self._prices.get(origin.backend or "", UNPRICED)
+        dollars = price.of(inspection.input_tokens, inspection.output_tokens)
+        for usage in origin.beside:
+            dollars += self._prices.get(usage.backend, UNPRICED).of(usage.input_tokens, usage.output_tokens)
+        return dollars
+
+    def _refuse(self, request: RequestContext, admission: Admission) -> None:
+        self._unstorable.add(request.fingerprint)
+        self._count(admission)
+
+    def _count(self, admission: Admission) -> None:
+        self._telemetry.admissions.add(self._route.name, admission)
+
+
+def tags_of(*headers: str | None) -> tuple[str, ...]:
+    """The tags of `Cache-Tag` headers; what exceeds the bounds is dropped."""
+    tags: list[str] = []
+    for header in headers:
+        if header:
+            tags += [tag.strip() for tag in header.split(",")]
+    if not tags:
+        return ()
+    return tuple(dict.fromkeys(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
