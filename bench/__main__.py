@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from bench.asked import CONFIG
 from bench.gateways import bare, gateway_of
 from bench.load import request_bytes, rss_mb, run
 from bench.report import COLUMNS, Measured
@@ -25,6 +24,7 @@ Place = tuple[int, int]  # port, process
 def chosen(only: Collection[str]) -> list[Row]:
     """All rows, or those that are named with the bare servers that they are compared with."""
     rows = [row for row in ROWS if not only or row.name in only]
+    rows += [row for row in ROWS if row.name in {each.beside for each in rows}]
     floors = {FIXED, PROXY}
     if any(row.events for row in rows):
         floors.add(BURST)
@@ -57,7 +57,7 @@ class Bench:
         up, places = there.upstream, {("fixed", ""): there.fixed, ("proxy", ""): there.proxy}
         for name, kind in KINDS.items():
             for label, tree in self.trees.items() if any(row.on == name for row in self.rows) else ():
-                config = CONFIG.replace("{admin}", f"{{admin}}, workers: {kind.workers}")
+                config = kind.config.replace("{admin}", f"{{admin}}, workers: {kind.workers}")
                 it = stack.enter_context(
                     gateway_of(config, kind.policy, tree=tree, embedder=kind.embedder, upstream=up, more=kind.more)
                 )
@@ -72,7 +72,7 @@ class Bench:
         labels = list(self.trees) if row.of_gateway else [""]
         for label in labels[:: 1 if number % 2 else -1]:  # none is always the first
             bodies = row.asked(self._draw, row.count(self.requests, connections))
-            asked = [request_bytes(body, row.path) for body in bodies]
+            asked = [request_bytes(body, row.path, row.headers) for body in bodies]
             port, pid = places[row.on, label]
             expect = row.expect.encode()
             load = await run(port, pid, asked, connections=connections, expect=expect, events=row.events)

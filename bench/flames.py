@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.asked import CONFIG
 from bench.gateways import Running, bare, gateway_of
 from bench.load import request_bytes, run
 from bench.rows import KINDS, ROWS, Row
@@ -39,7 +38,7 @@ async def drawn(row: Row, it: Running, py_spy: Path, seconds: int, to: Path) -> 
     )
     while looking.returncode is None:
         count = row.count(AT_ONCE, CONNECTIONS)
-        asked = [request_bytes(each, row.path) for each in row.asked(draw, count)]
+        asked = [request_bytes(each, row.path, row.headers) for each in row.asked(draw, count)]
         await run(port, pid, asked, connections=CONNECTIONS, expect=row.expect.encode(), events=row.events)
         await asyncio.sleep(0)
     if looking.returncode:
@@ -60,7 +59,7 @@ async def all_of(rows: list[Row], py_spy: Path, seconds: int, folder: Path) -> N
         with ExitStack() as stack:
             there = bare(stack)
             given: dict[str, Any] = {"embedder": kind.embedder, "upstream": there.upstream, "more": kind.more}
-            it = stack.enter_context(gateway_of(CONFIG, kind.policy, **given))
+            it = stack.enter_context(gateway_of(kind.config, kind.policy, **given))
             await drawn(row, it, py_spy, seconds, folder / f"{slug(row)}.svg")
             print(f"{row.name}: {folder / slug(row)}.svg")
 

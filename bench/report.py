@@ -19,7 +19,9 @@ HEAD = (
 # Of two workers: they answer 1.8 times as many requests on two cores as one does on one if each takes 1.11 of its CPU.
 NAMES = {
     "x_fixed": "x fixed",
+    "x_proxy": "x proxy",
     "x_one_worker": "x one worker's",
+    "x_less": "x the row with less on",
     "event_us": "us/event",
     "p50_ms": "p50 ms",
     "per_second": "req/s",
@@ -58,6 +60,8 @@ class Measured:
                 found |= {name: statistics.median(ratios), f"{name}_least": min(ratios), f"{name}_most": max(ratios)}
         if row.name == TWO_WORKERS and (ratios := self.ratios(key, (EXACT_HIT, tree, connections))):
             found["x_one_worker"] = statistics.median(ratios)
+        if row.beside and (ratios := self.ratios(key, (row.beside, tree, connections))):
+            found["x_less"] = statistics.median(ratios)
         if row.live:
             found["event_us"] = found["cpu_us"] / row.events
         return found
@@ -75,15 +79,11 @@ class Measured:
         """For JSON: every round of every row, and the medians with what they are to their marks."""
         rows = []
         for row, tree, connections in self._known():
-            figures, mark = self.figures(row, tree, connections), row.marks[COLUMNS.index(connections)]
-            marked = (
-                {}
-                if mark is None or mark.field not in figures
-                else {"mark": asdict(mark), "met": mark.met(figures[mark.field])}
-            )
+            figures, marks = self.figures(row, tree, connections), row.marks[COLUMNS.index(connections)]
+            met = [asdict(mark) | {"met": mark.met(figures[mark.field])} for mark in marks if mark.field in figures]
             rounds = [asdict(load) for load in self.loads[row.name, tree, connections]]
             where = {"row": row.name, "tree": tree, "connections": connections}
-            rows.append(where | marked | {"median": figures, "rounds": rounds})
+            rows.append(where | {"marks": met, "median": figures, "rounds": rounds})
         return {"facts": self.facts, "rows": rows}
 
     def _known(self) -> list[tuple[Row, str, int]]:
@@ -103,11 +103,11 @@ class Measured:
             f"{_or_blank(figures, 'event_us', 1)} {figures['p50_ms']:>8.3f} {figures['p99_ms']:>8.3f} "
             f"{figures['per_second']:>7.0f}"
         )
-        mark = row.marks[COLUMNS.index(connections)]
-        if mark is None or mark.field not in figures:
-            return line
-        reach = "" if mark.reach is None else f"{mark.reach:g}"
-        return f"{line}  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]}: {mark.met(figures[mark.field])}"
+        for mark in row.marks[COLUMNS.index(connections)]:
+            if mark.field in figures:
+                figure, reach = figures[mark.field], "" if mark.reach is None else f"{mark.reach:g}"
+                line += f"  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]} {figure:.2f}: {mark.met(figure)}"
+        return line
 
     def _against_others(self) -> list[str]:
         """What this checkout's gateway takes as a ratio to each other one's in the same rounds."""
