@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gateway.cli import main
-from gateway.observing.loop_watch import LoopWatch
+from gateway.observability.loop_watch import LoopWatch
 
 OPTION = "--counts="
 BEGUN = "begun"

@@ -29,7 +29,7 @@ from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.redis_timeline import RedisTimeline
 from gateway.adapters.system_clock import SystemClock
 from gateway.admin.history import KEEP, SHARED
-from gateway.observing.metrics import LATENCY_BUCKETS
+from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.policy_life.staging import staged_folder
 from tests.fixtures.browser import browser_of
 from tests.fixtures.gateways import Served, config_of, gateway_of

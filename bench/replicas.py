@@ -29,8 +29,8 @@ from gateway.adapters.redis_journal import Journal
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.messages import Entry
-from gateway.observing.metrics import LATENCY_BUCKETS
-from gateway.observing.quantiles import quantile_of
+from gateway.observability.metrics import LATENCY_BUCKETS
+from gateway.observability.quantiles import quantile_of
 
 CONFIG = """
 version: 1

@@ -30,16 +30,16 @@ from gateway.composition.hired import Hired, admin_of, data_of
 from gateway.composition.job_parts import build_jobs
 from gateway.composition.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.composition.model_parts import build_embedder
-from gateway.composition.observing import observer_of
+from gateway.composition.observability import observer_of
 from gateway.composition.parts import Parts, build_parts
 from gateway.composition.steps import RouteSteps, SharedSteps
 from gateway.composition.store_parts import Stores, open_stores
 from gateway.config import Config
-from gateway.data_port.server import DataPort
 from gateway.explaining.requests import ExplainRequests
+from gateway.http_server.server import DataPort
 from gateway.inflight import Inflight
 from gateway.messages import Handler
-from gateway.observing.access_log import AccessLog
+from gateway.observability.access_log import AccessLog
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.policy.model import Policy
 from gateway.policy_life.admin import policy_admin_of

@@ -18,7 +18,7 @@ from gateway.flights import flight as flights
 from gateway.flights import leasing as leasings
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import REMEMBERED_S, Unstorable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
 from tests.fixtures.gateways import Answer, Served, aboard, config_of, gateway_of

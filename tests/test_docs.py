@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from gateway.cli import build_parser
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.schema import PolicyFile
 from gateway.precedence import Shed
 

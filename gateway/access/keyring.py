@@ -19,7 +19,7 @@ from gateway.access.permits import CONFIGURED, Permit
 from gateway.access.store import KeyStore
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import Overloaded, StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
 LOG = logging.getLogger("nearhit.keys")

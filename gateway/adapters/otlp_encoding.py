@@ -11,7 +11,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Encoded
 
-from gateway.observing.spans import Attribute, Span
+from gateway.observability.spans import Attribute, Span
 
 KINDS = {
     "internal": Encoded.SPAN_KIND_INTERNAL,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.adapters.otlp_encoding import encoded, export_request
-from gateway.observing.spans import Attribute, Finished, spans_of
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.spans import Attribute, Finished, spans_of
+from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.traces")
 PATH = "/v1/traces"

@@ -22,7 +22,7 @@ from gateway.adapters.written_answers import JSON, written_answer
 from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, RequestContext, Response, Whole
-from gateway.observing.trace_context import metadata_of
+from gateway.observability.trace_context import metadata_of
 from gateway.ports import Clock, Condition, TextAnswer
 from gateway.routing.naming import ModelNames
 

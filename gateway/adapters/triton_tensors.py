@@ -26,7 +26,7 @@ from gateway.dialects.kserve import PATH, model_in
 from gateway.dialects.kserve_message import Inference, pack
 from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
-from gateway.observing.trace_context import metadata_of
+from gateway.observability.trace_context import metadata_of
 from gateway.ports import Condition
 from gateway.routing.naming import ModelNames
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.adapters.audit_file import AuditFile
 from gateway.admin.answers import answered, asked_number, json_answer
 from gateway.errors import BadRequest, StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import RemovalStore
 
 LOG = logging.getLogger("nearhit.audit")

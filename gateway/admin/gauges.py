@@ -9,7 +9,7 @@ from typing import Any
 from gateway.adapters.front_store import FrontStore
 from gateway.backends.pool import Pool
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Policy
 from gateway.ports import Clock
 from gateway.spaces import Spaces

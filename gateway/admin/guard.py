@@ -17,7 +17,7 @@ from gateway.admin.audit import NOTED, AuditTrail
 from gateway.admin.page import is_page
 from gateway.admin.roles import ROLES, acts
 from gateway.errors import Forbidden, Refused, TooManyFailures, Unauthorized
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.written.units import Address
 

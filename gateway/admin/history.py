@@ -17,9 +17,9 @@ from aiohttp import web
 
 from gateway.admin.answers import NO_STORE, answered
 from gateway.errors import BadRequest, StoreUnavailable
-from gateway.observing.series import levels, since, told, totals
-from gateway.observing.telemetry import Telemetry
-from gateway.observing.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, Window, is_level
+from gateway.observability.series import levels, since, told, totals
+from gateway.observability.telemetry import Telemetry
+from gateway.observability.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, Window, is_level
 from gateway.ports import Clock
 from gateway.ports.timeline import Slot, TimelineStore
 

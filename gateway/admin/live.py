@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.answers import NO_STORE, answered
-from gateway.observing.decisions import Decision, Decisions, Watch
+from gateway.observability.decisions import Decision, Decisions, Watch
 
 LOOK_S = 1.0  # how soon it is noticed that a reader has left
 BEATS = 15  # of them between comments that keep the connection open

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.admin.answers import json_answer
 from gateway.admin.forgetting import route_to_forget, saved
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
 from gateway.quality.escalations import Escalations

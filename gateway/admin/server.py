@@ -15,7 +15,7 @@ from gateway.admin.guard import Guard, actor_of
 from gateway.admin.page import PATH
 from gateway.admin.quality import Quality
 from gateway.admin.stats import Stats
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.written.units import Address
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gateway.messages import Verdict
-from gateway.observing.metrics import LATENCY_BUCKETS, Counter, Histogram
-from gateway.observing.quantiles import quantile_of
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Histogram
+from gateway.observability.quantiles import quantile_of
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))

@@ -13,7 +13,7 @@ from gateway.backends.lane import Lane, asked_of
 from gateway.backends.outcomes import Outcome, again, let_go
 from gateway.background import held
 from gateway.messages import RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.breaker import State
 from gateway.routing.hedge import HedgeBudget, Hedged, HedgeRules, delay_s, has_room, hedgeable, held_back

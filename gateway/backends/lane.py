@@ -14,9 +14,9 @@ from gateway.backends.outcomes import failed
 from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
 from gateway.flow import Tap, tapped, with_end
 from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
-from gateway.observing.metrics import Tally
-from gateway.observing.telemetry import Telemetry
-from gateway.observing.traced import BROKEN, UpstreamCall
+from gateway.observability.metrics import Tally
+from gateway.observability.telemetry import Telemetry
+from gateway.observability.traced import BROKEN, UpstreamCall
 from gateway.ports import Backend, Clock, HostedModels
 from gateway.routing.balance import PeakEwma
 from gateway.routing.breaker import Breaker, State

@@ -13,7 +13,7 @@ from gateway.backends.lane import Lane
 from gateway.backends.pool import Pool
 from gateway.background import run_within
 from gateway.errors import BackendError, LoadRefused
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Condition, HostedModels
 from gateway.routing.breaker import State
 from gateway.routing.repair import Reload, Repairs, look_again_s

@@ -17,7 +17,7 @@ from gateway.backends.lane import Lane, in_service
 from gateway.backends.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
 from gateway.errors import BackendError, GivenUp, RateLimited
 from gateway.messages import RequestContext, Response
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Crowd
 from gateway.routing.balance import UNKNOWN_S, Candidate, cheaper_of_two, sticky
 from gateway.routing.breaker import State

@@ -10,7 +10,7 @@ from gateway.backends.pool import Pool
 from gateway.bodies import close_body
 from gateway.errors import BackendError, BackendFull, Unfit
 from gateway.messages import Choice, RequestContext, Response, Usage
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
 LOG = logging.getLogger("nearhit.dispatch")

@@ -12,7 +12,7 @@ from gateway.calling.trials import Trials, Tried
 from gateway.errors import BackendError
 from gateway.held import Held
 from gateway.messages import Choice, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.routing.choice import Decision
 
 

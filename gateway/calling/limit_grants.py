@@ -8,7 +8,7 @@ from gateway.calling.quotas import Grant, Quotas
 from gateway.credentials import key_of
 from gateway.errors import LimitReached
 from gateway.messages import RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.limits import Limits, Per
 from gateway.routing.limiting import LONG_S, Asked, headers_of, refused, subjects
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway.flow import Tap, tapped
 from gateway.messages import Event, EventStream, RequestContext, Response, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.ports import Clock
 from gateway.routing.promise import Sureness

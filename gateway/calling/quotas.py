@@ -15,7 +15,7 @@ from itertools import count
 
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.ports.quotas import QuotaStore
 from gateway.routing.limiting import EVERYWHERE, Asked

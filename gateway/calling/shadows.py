@@ -15,7 +15,7 @@ from gateway.errors import BackendFull, Refused, StreamBroken
 from gateway.flow import Tap, tapped
 from gateway.held import held
 from gateway.messages import Call, Event, EventStream, RequestContext, Response, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.policy.targets import Shadow
 from gateway.ports import Clock

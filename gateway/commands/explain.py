@@ -27,7 +27,7 @@ from gateway.explaining.explanation import Explanation, explanation_of, request_
 from gateway.explaining.pair import checked, explain_by, explain_offline
 from gateway.explaining.requests import PATH
 from gateway.messages import Call, Embedding, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
 from gateway.policy.load import load_policy
 from gateway.policy.model import Route

@@ -26,8 +26,8 @@ from gateway.composition.hired import Hired
 from gateway.composition.open_files import allow_files
 from gateway.config import Config
 from gateway.config.load import load_config
-from gateway.observing import logs
-from gateway.observing.access_log import AccessLog
+from gateway.observability import logs
+from gateway.observability.access_log import AccessLog
 from gateway.policy.upstream import upstream_config
 from gateway.policy_life.life import resume
 from gateway.policy_life.staging import staged_folder

@@ -24,7 +24,7 @@ from gateway.config.auth import Oidc
 from gateway.config.environ import secret
 from gateway.errors import Unauthorized
 from gateway.messages import Handler
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, KeyOfJob
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from gateway.background import run_within
 from gateway.composition.hired import FOLDER, Hired
 from gateway.config import Config
-from gateway.observing.merged import Strange, merge, packed
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.merged import Strange, merge, packed
+from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.workers")
 FIGURES_EVERY_S = 2.0

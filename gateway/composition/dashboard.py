@@ -16,8 +16,8 @@ from gateway.admin.page import Page
 from gateway.background import run_within
 from gateway.composition.parts import Parts
 from gateway.composition.store_parts import Stores
-from gateway.observing.decisions import Decisions
-from gateway.observing.observer import Observer
+from gateway.observability.decisions import Decisions
+from gateway.observability.observer import Observer
 from gateway.policy.model import Policy
 
 SAMPLE_EVERY_S = 5.0

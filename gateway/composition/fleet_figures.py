@@ -16,8 +16,8 @@ from gateway.composition.hired import Hired
 from gateway.composition.store_parts import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
-from gateway.observing.merged import Strange, merge, packed
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.merged import Strange, merge, packed
+from gateway.observability.telemetry import Telemetry
 
 SAY_EVERY_S = 2.0
 KEEP_S = 15  # after which a gateway that says nothing is gone

@@ -30,7 +30,7 @@ from gateway.jobs.runner import Runner
 from gateway.jobs.signing import SecretInvalid, secret_of
 from gateway.jobs.workers import Workers
 from gateway.messages import Handler
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.control_endpoints import Endpoint
 

@@ -27,8 +27,8 @@ from gateway.config import Config
 from gateway.flights.flight import Flight
 from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
-from gateway.observing.loop_watch import LoopWatch
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.loop_watch import LoopWatch
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
 from gateway.quality.escalations import Escalations
 from gateway.quality.judge import Judge

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from gateway.background import run_within
 from gateway.config import Config
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.quality.escalations import Escalations
 from gateway.spaces import Spaces

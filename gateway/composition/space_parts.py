@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
 from gateway.flights.aloft import Aloft
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
 from gateway.quality.audits import Audits
 from gateway.quality.comparisons import Comparisons

@@ -21,7 +21,7 @@ from gateway.composition.parts import Parts
 from gateway.dialects.known import dialect_of, shape_of_errors
 from gateway.inflight import Inflight
 from gateway.messages import Entry, Handler, RequestContext
-from gateway.observing.observer import Observer
+from gateway.observability.observer import Observer
 from gateway.policy.model import Route, Semantic
 from gateway.routing.choice import Decision
 from gateway.steps.base_url_hint import BaseUrlHint

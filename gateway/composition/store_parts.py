@@ -31,7 +31,7 @@ from gateway.config.environ import secret
 from gateway.config.store import Store
 from gateway.errors import StartFailed
 from gateway.flights.leasing import TTL_S as LEASE_TTL_S
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.spaces import Spaces
 from gateway.upkeep.evictions import OF_INDEX, OF_MEMORY, Evictions

@@ -19,7 +19,7 @@ from gateway.calling.batching import Batching
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.environ import secret
 from gateway.config.upstreams import HttpUpstream
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Backend, Clock
 from gateway.routing.hedge import HedgeRules
 from gateway.routing.naming import ModelNames

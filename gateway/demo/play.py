@@ -21,7 +21,7 @@ from gateway.config.load import load_config
 from gateway.demo.models import start_demo_models
 from gateway.errors import StartFailed
 from gateway.modelkit.files import default_model_dir
-from gateway.observing import logs
+from gateway.observability import logs
 from gateway.policy_life.staging import staged_folder
 from gateway.written.units import Address
 

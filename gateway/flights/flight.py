@@ -14,7 +14,7 @@ from gateway.flow import Flow, Tap, flow_of, pour, told
 from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
 
 if TYPE_CHECKING:
-    from gateway.observing.traced import Traced
+    from gateway.observability.traced import Traced
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster

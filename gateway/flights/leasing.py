@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Claim, Leases
 
 LOG = logging.getLogger("nearhit.leases")

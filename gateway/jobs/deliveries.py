@@ -13,7 +13,7 @@ from gateway.errors import StoreUnavailable
 from gateway.jobs.outcome import backoff_s
 from gateway.jobs.signing import message_id, payload_of, signed
 from gateway.jobs.store import Delivery, JobStore
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
 LOOK_EVERY_S = 1.0

@@ -21,7 +21,7 @@ from gateway.jobs.store import Admittance, Bounds, JobStore
 from gateway.jobs.submission import PATH, Wish, kept_headers, preferred, submitted, wants_async
 from gateway.jobs.workers import Workers
 from gateway.messages import Bypass, Event, EventStream, Provenance, RequestContext, Response, Verdict, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from gateway.jobs.sealing import Sealer

@@ -14,7 +14,7 @@ from gateway.jobs.model import Claimed, Result, Status
 from gateway.jobs.outcome import Again, Pace, Terms, judged
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.jobs.store import Conclusion, Hold, JobStore
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
 LOG = logging.getLogger("nearhit.jobs")

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.bodies import AtHand
 from gateway.dialects.kserve import STREAM
 from gateway.messages import RequestContext, Response
-from gateway.observing.request_ids import HARMLESS
+from gateway.observability.request_ids import HARMLESS
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
 

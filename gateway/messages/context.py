@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.cache.freshness import Lifetime
     from gateway.cache.judged import Judged
     from gateway.flights.gathering import Gathering
-    from gateway.observing.traced import Traced, UpstreamCall
+    from gateway.observability.traced import Traced, UpstreamCall
     from gateway.ports import BodySource, Clock, Dialect, Inspection
     from gateway.response_headers import HeaderTemplate
     from gateway.routing.outlook import Outlook

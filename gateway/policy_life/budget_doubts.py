@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from gateway.observing.metrics import LATENCY_BUCKETS
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.metrics import LATENCY_BUCKETS
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Policy
 from gateway.written.faults import Fault
 

@@ -20,7 +20,7 @@ from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
 from gateway.explaining.explanation import request_of
 from gateway.messages import Bypass, Call, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.expectations import Expectation
 from gateway.policy.model import Policy, Route
 from gateway.quality.escalations import Escalations

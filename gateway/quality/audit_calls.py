@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.cache.control.wrong_hits import Label
 from gateway.messages import Entry, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.ports import Clock
 from gateway.quality.comparisons import Comparisons

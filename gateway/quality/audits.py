@@ -15,7 +15,7 @@ from gateway.cache.judged import Judged
 from gateway.errors import Refused, StreamBroken
 from gateway.messages import Bypass, Entry, Handler, RequestContext, resolved
 from gateway.messages.calls import NO_CACHE
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.ports import Clock
 from gateway.quality.audit_calls import AuditCalls

@@ -13,7 +13,7 @@ from gateway.cache.answers import comparable, compare, same_text
 from gateway.cache.control.wrong_hits import Label
 from gateway.cache.judged import Judged
 from gateway.messages import Call, Entry, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Embedder
 from gateway.quality.labels import Labels
 from gateway.quality.likeness import similarity

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.control.route_control import Said
 from gateway.messages import RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
 from gateway.routing.escalation import RouteEscalation

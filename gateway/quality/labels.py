@@ -10,7 +10,7 @@ from gateway.cache.control.wrong_hits import Label
 from gateway.cache.feedback import Counterexamples, Relation
 from gateway.cache.judged import Judged
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import CounterexampleStore
 
 LOG = logging.getLogger("nearhit.quality")

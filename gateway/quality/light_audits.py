@@ -16,7 +16,7 @@ from gateway.errors import Refused, StreamBroken
 from gateway.held import held
 from gateway.messages import Admission, Entry, RequestContext
 from gateway.messages.calls import NO_CACHE
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import AdmissionRules, Target
 from gateway.ports import Clock
 from gateway.quality.audit_calls import AuditCalls

@@ -11,7 +11,7 @@ from gateway.access.permits import HEADER, Permit
 from gateway.credentials import key_of, tenant_of
 from gateway.errors import TooManyFailures, Unauthorized
 from gateway.messages import Handler, RequestContext, Response
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 
 SENTENCES = {
     "unknown": "the API key is not known",

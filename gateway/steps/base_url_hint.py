@@ -7,7 +7,7 @@ import logging
 
 from gateway.dialects.known import likely_path
 from gateway.messages import RequestContext, Response
-from gateway.observing.seldom import Seldom
+from gateway.observability.seldom import Seldom
 
 LOG = logging.getLogger("nearhit")
 NOT_FOUND = 404

@@ -10,7 +10,7 @@ from gateway.background import held
 from gateway.errors import StoreUnavailable
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Admission, Entry, RequestContext, Vector
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.ports import Clock, NearStore, VectorIndex
 

@@ -13,7 +13,7 @@ from gateway.flights.leasing import Leasing
 from gateway.flights.unstorable import Unstorable
 from gateway.flow import with_end
 from gateway.messages import Bypass, Handler, Provenance, RequestContext, Response, Verdict, resolved
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearStore
 from gateway.routing.budget import patience_s
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from gateway.calling.limit_grants import own_of, taken, whose
 from gateway.calling.quotas import Quotas
 from gateway.messages import Handler, RequestContext, Response
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.routing.limiting import EVERYWHERE, Asked, headers_of, requests_of, with_headers
 

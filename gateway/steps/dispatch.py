@@ -10,7 +10,7 @@ from gateway.calling.deciding import Deciding
 from gateway.calling.promises import Promise, Promises
 from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
 from gateway.messages import Bypass, Choice, Provenance, RequestContext, Response, Verdict
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.quality.escalations import Escalations
 from gateway.routing.choice import Decision

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from gateway.errors import BackendFull, Refused, TooManyInflight
 from gateway.inflight import Inflight
 from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Dialect
 from gateway.precedence import Shed
 

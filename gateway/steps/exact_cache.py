@@ -13,7 +13,7 @@ from gateway.cache.hits import answer_from
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable, StreamBroken
 from gateway.messages import Bypass, Entry, Handler, RequestContext, Response, Verdict, resolved
 from gateway.messages.calls import NO_CACHE
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearStore
 
 LOG = logging.getLogger("nearhit.store")

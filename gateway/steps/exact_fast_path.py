@@ -26,8 +26,8 @@ from gateway.cache.hits import provenance_of
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
 from gateway.messages import Entry, Handler, Provenance, RequestContext, Response, Verdict, Whole, resolved
-from gateway.observing.observer import CLIENT_CLOSED, Observer
-from gateway.observing.request_series import RequestSeries
+from gateway.observability.observer import CLIENT_CLOSED, Observer
+from gateway.observability.request_series import RequestSeries
 from gateway.ports import Clock, Dialect, NearStore
 from gateway.response_headers import HeaderTemplate
 from gateway.steps.parse_and_route import RouteTable

@@ -19,7 +19,7 @@ from gateway.cache.served import Served, ServedHits
 from gateway.dialects.json_body import ABSENT, parse_object, wrong
 from gateway.errors import BadRequest, NotFound
 from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.quality.escalations import Escalations
 from gateway.spaces import Spaces
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from gateway.bodies import Ending, Ready
 from gateway.flow import Tap, tapped
 from gateway.messages import ByteStream, EventStream, Handler, RequestContext, Response, Tunnel, Whole
-from gateway.observing.observer import CLIENT_CLOSED, Observer
+from gateway.observability.observer import CLIENT_CLOSED, Observer
 
 
 class Observe:

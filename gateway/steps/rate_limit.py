@@ -12,7 +12,7 @@ from gateway.calling.quotas import Grant, Quotas
 from gateway.errors import OutOfTime, StaleWanted
 from gateway.flow import Tap, tapped, with_end
 from gateway.messages import Call, Event, EventStream, Handler, RequestContext, Response, Usage, Whole
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.limits import Limits
 from gateway.policy.model import Route
 from gateway.routing.estimates import BYTES_A_TOKEN, Typical, input_tokens

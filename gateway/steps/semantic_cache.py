@@ -11,7 +11,7 @@ from gateway.flights.aloft import Aloft, Question
 from gateway.flights.unstorable import Unstorable
 from gateway.flow import with_end
 from gateway.messages import Bypass, Embedding, Handler, RequestContext, Response, resolved
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Audit
 from gateway.ports import Clock, Embedder
 from gateway.quality.audits import Audits

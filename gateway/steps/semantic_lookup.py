@@ -19,7 +19,7 @@ from gateway.cache.served import Served
 from gateway.errors import StoreUnavailable
 from gateway.flights.aloft import Question
 from gateway.messages import Embedding, Entry, Neighbour, Refusal, RequestContext, Response, Verdict
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Semantic
 from gateway.ports import Clock, NearStore, VectorIndex
 from gateway.steps.feedback import Memory

@@ -11,7 +11,7 @@ from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.flights.flight import Flight
 from gateway.flights.unstorable import Unstorable
 from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, resolved
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 
 
 class SingleFlight:

@@ -26,7 +26,7 @@ from gateway.messages import (
     Response,
     Whole,
 )
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.ports import Clock, Inspection
 from gateway.steps.cache_writer import CacheWriter

@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.cache.judged import Judged
 from gateway.config.traffic import Traffic
 from gateway.messages import Provenance, RequestContext
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Policy, Route
 from gateway.ports import Clock
 from gateway.traffic.facts import Digest, Facts, digest_of, facts_of, header_names, recorded_of, tenant_digests

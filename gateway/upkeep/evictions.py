@@ -16,7 +16,7 @@ from itertools import islice
 from gateway.cache.eviction import Ledger, worth_of
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearStore, WeighedStore
 from gateway.spaces import Space, Spaces
 

@@ -15,7 +15,7 @@ from gateway.adapters.front_store import FrontStore
 from gateway.background import Background
 from gateway.cache.feedback import Counterexamples
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.ports.replication import Change, ChangeKind, ChangeLog
 from gateway.spaces import Spaces

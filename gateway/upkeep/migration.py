@@ -12,7 +12,7 @@ import logging
 
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Entry, Vector
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, MigrationStore
 from gateway.quality.comparisons import REST
 from gateway.spaces import MAX_NEWCOMERS, Spaces

@@ -19,7 +19,7 @@ from gateway.cache.removal import MAX_NEAR, Ban, Conditions, Near, decode, encod
 from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
 from gateway.flights.flight import Flight
 from gateway.messages import Entry, Placed
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, RemovalStore
 from gateway.spaces import Spaces
 from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted, sample_of

@@ -22,7 +22,7 @@ from gateway.adapters.redis_keys import RedisKeys
 from gateway.adapters.redis_store import RedisStore
 from gateway.adapters.system_clock import SystemClock
 from gateway.errors import Overloaded, StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, PATIENT_S, gateway_of

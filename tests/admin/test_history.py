@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admin.history import SPANS
-from gateway.observing.metrics import LATENCY_BUCKETS
-from gateway.observing.quantiles import quantile_of
-from gateway.observing.timeline import COARSE, FINE, MAX_SERIES, MIDDLE, UP, Timeline, quantiles
+from gateway.observability.metrics import LATENCY_BUCKETS
+from gateway.observability.quantiles import quantile_of
+from gateway.observability.timeline import COARSE, FINE, MAX_SERIES, MIDDLE, UP, Timeline, quantiles
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

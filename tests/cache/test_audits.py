@@ -18,7 +18,7 @@ from gateway.cache.control.wrong_hits import Label
 from gateway.dialects.openai import OpenAI
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Refusal, RequestContext
-from gateway.observing.access_log import AccessLog
+from gateway.observability.access_log import AccessLog
 from gateway.ports import Acceptance
 from gateway.quality.comparisons import Comparisons
 from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING

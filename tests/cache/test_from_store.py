@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cache.removal import Ban, Conditions
-from gateway.data_port.plain_connection import PlainConnection
+from gateway.http_server.plain_connection import PlainConnection
 from gateway.policy.load import policy_from_text
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, store_pid

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observing.access_log import AccessLog
+from gateway.observability.access_log import AccessLog
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -24,7 +24,7 @@ from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading
 from gateway.adapters.kept_valkey import KeptValkey
 from gateway.background import Pauses
 from gateway.messages import Entry
-from gateway.observing.seldom import EVERY_S, Seldom
+from gateway.observability.seldom import EVERY_S, Seldom
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

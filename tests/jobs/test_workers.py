@@ -12,7 +12,7 @@ from gateway.jobs.model import Claimed, Job, Result
 from gateway.jobs.outcome import Terms
 from gateway.jobs.store import Conclusion, Counts, Hold
 from gateway.jobs.workers import Workers
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.precedence import Priority
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.waiting import until

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.calling.quotas import MAX_PENDING, Quotas
 from gateway.errors import StoreUnavailable
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.routing.quota import MICROS, Demand, Meters, Paced, Part, Place, Return, Spend, Taken, window_of
 from tests.fixtures.clock import FakeClock
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.policy.check import check
 from gateway.policy.globs import covers
 from gateway.policy.load import Text, policy_from_text, read_policy

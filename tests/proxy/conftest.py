@@ -8,7 +8,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway.data_port import server
+from gateway.http_server import server
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import Wire, WireUpstream, connected, wire_upstream

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.data_port.compression import takes_gzip
+from gateway.http_server.compression import takes_gzip
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

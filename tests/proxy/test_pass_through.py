@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from gateway.data_port.request_body import BUFFER_BYTES
+from gateway.http_server.request_body import BUFFER_BYTES
 from tests.fixtures.gateways import Served
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Incomplete, Message, Wire, WireUpstream, connected

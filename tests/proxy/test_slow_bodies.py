@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.data_port.request_body import BUFFER_BYTES
+from gateway.http_server.request_body import BUFFER_BYTES
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

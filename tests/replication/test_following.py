@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.feedback import Counterexamples
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.ports.replication import Change, ChangeKind
 from gateway.upkeep.following import Following
 from tests.fixtures.clock import FakeClock

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from gateway.composition.colleagues import FOLDED, Colleagues, fold
-from gateway.observing.merged import merge, packed
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.merged import merge, packed
+from gateway.observability.telemetry import Telemetry
 
 
 def telemetry(requests: int, *, inflight: float = 0.0, lag: float = 0.0) -> Telemetry:

@@ -22,7 +22,7 @@ from gateway.commands.workers.worker import Worker
 from gateway.composition import colleagues
 from gateway.composition.colleagues import Colleagues
 from gateway.composition.hired import VARIABLE
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
 

@@ -23,7 +23,7 @@ from gateway.commands.doctor.look_base_url import likely_base
 from gateway.commands.doctor.verdicts import PortFacts, UpstreamFacts, backend
 from gateway.composition.upstreams import build_pools
 from gateway.config import Config, OnnxBackendConfig
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.telemetry import Telemetry
 from gateway.written.units import Address
 
 ANSWER_S = 5.0

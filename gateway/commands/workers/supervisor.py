@@ -31,8 +31,8 @@ from gateway.composition.hired import VARIABLE, Hired
 from gateway.composition.listening import DataDirLock, listening
 from gateway.config import Config
 from gateway.errors import StartFailed
-from gateway.observing.merged import packed
-from gateway.observing.telemetry import Telemetry
+from gateway.observability.merged import packed
+from gateway.observability.telemetry import Telemetry
 from gateway.written.units import Address
 
 LOG = logging.getLogger("nearhit.workers")

@@ -1,0 +1,81 @@
+"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain (`Connections`)."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from gateway.bodies import close_body
+from gateway.errors import StreamBroken
+from gateway.http_server.connection import refusal
+from gateway.http_server.request_body import HttpBody, taken_whole
+from gateway.http_server.service import Service, body_at_hand, pieces_of
+from gateway.http_server.websocket import relay
+from gateway.http_server.wire import Prebuilt, whole
+from gateway.messages import Body, RequestContext, Response, Tunnel, Whole, resolved
+
+ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
+Sendable = web.StreamResponse | Prebuilt
+
+
+class AiohttpEdge:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, http: web.BaseRequest) -> Sendable:
+        service = self._service
+        path, _, query = _target(http).partition("?")
+        if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
+            return refusal(400, "Transfer-Encoding: expected chunked alone")
+        early = None if http.method == "POST" else service.early(http.method, path, http.headers)
+        if early is not None:
+            response = await resolved(early)
+            assert isinstance(response.body, Whole)
+            return whole(http, response.status, response.headers, response.body.data)
+        source = HttpBody(http, taken_whole(http), service.config)
+        request = service.request(http.method, path, query, http.headers, source, http.remote or "")
+        answer = service.answer(request)
+        service.inflight.count += 1
+        try:
+            return await self._send(http, request, await resolved(answer))
+        finally:
+            service.inflight.count -= 1
+
+    async def _send(self, http: web.BaseRequest, request: RequestContext, response: Response) -> Sendable:
+        service, body = self._service, response.body
+        headers = service.headers.all(request, response)
+        try:
+            if isinstance(body, Tunnel):
+                return await relay(http, body.upstream, max_frame=service.config.max_body, stopping=service.stopping)
+            data = body_at_hand(body)
+            if data is not None:
+                return whole(http, response.status, headers, data)
+            return await _relay(http, response.status, headers, body)
+        finally:
+            await close_body(body)
+
+
+async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, str]], body: Body) -> web.StreamResponse:
+    out = web.StreamResponse(status=status, headers=headers)
+    await out.prepare(http)
+    try:
+        async for piece in pieces_of(body):
+            await out.write(piece)
+        await out.write_eof()
+    except StreamBroken:
+        # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+        if http.transport is not None:
+            http.transport.abort()
+    return out
+
+
+def _target(http: web.BaseRequest) -> str:
+    """Path and query as sent. Clients of a proxy send the absolute form (RFC 9112 section 3.2.2): whose host it names
+    decides nothing here, as the backend is the policy's choice."""
+    target = http.raw_path
+    absolute = None if target.startswith("/") else ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        return target
+    return absolute[1] if absolute[1].startswith("/") else "/" + absolute[1]

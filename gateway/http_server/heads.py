@@ -1,0 +1,155 @@
+"""The heads of plain requests, each read once. Pure.
+
+A request is plain where its framing can be read in one way only: HTTP/1.1, a path as target, no header twice, nothing
+but `Content-Length` that says where it ends, printable ASCII throughout. This reads no more than that and no less
+strictly than aiohttp; everything else is aiohttp's to read and to refuse (`gateway.http_server.aiohttp_edge`).
+
+Clients send the same head over and over, but for its length and its tracing headers. A head that was read is known by
+its bytes; one that differs in those headers alone, by what is left without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.bounded_cache import BoundedCache
+from gateway.credentials import TRACING
+from gateway.messages import HeadMemo
+
+MAX_HEAD = 16 * 1024  # bytes; a longer one is aiohttp's, whatever `server.max_header` allows
+MAX_LINES = 100  # aiohttp refuses more than 128
+MAX_KNOWN = 4096
+MAX_KNOWN_BYTES = 8 * 1024 * 1024
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+# They frame the body otherwise, encode it, ask for another protocol or for an answer before the answer.
+ODD = frozenset(
+    {"content-encoding", "expect", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)  # fmt: skip
+# Of those the ones that no two requests share: a head with one of them is not worth remembering.
+UNIQUE = frozenset({b"baggage", b"traceparent", b"tracestate", b"x-request-id"})
+_REQUEST_LINE = re.compile(rb"([A-Z]{3,7}) (/[-A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%]*) HTTP/1\.1\r\n")
+_FIELDS = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)*")
+_VARYING = re.compile(
+    rb"\r\n(content-length|baggage|traceparent|tracestate|x-request-id|x-stainless-retry-count):([^\r\n]*)",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(rb"[\t -~]*")
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+
+class Head(NamedTuple):
+    """What a plain request says before its body. `length`: of the body, in bytes; `closes`: it is the last one on its
+    connection; `decisive`: a digest of all that may decide the answer beside the body (see `decisive_of`)."""
+
+    method: str
+    path: str  # as sent, still percent-encoded, without the query
+    query: str  # as sent, without "?"
+    headers: CIMultiDictProxy[str]
+    length: int
+    closes: bool
+    decisive: bytes
+    size: int  # bytes of the head itself
+    memo: HeadMemo  # shared by all heads that differ in their length and in what traces them alone
+    traces: tuple[tuple[str, str], ...] = ()  # the headers that trace it, in order
+
+
+class _Stem(NamedTuple):
+    """A head without what varies."""
+
+    method: str
+    path: str
+    query: str
+    headers: CIMultiDict[str]
+    closes: bool
+    decisive: bytes
+    size: int
+    memo: HeadMemo
+
+
+class Heads:
+    """Those that were read lately. `max_field`: bytes of a header's value, as aiohttp is told."""
+
+    def __init__(self, max_field: int) -> None:
+        self._max_field = max_field
+        self._heads: BoundedCache[bytes, Head] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
+        self._stems: BoundedCache[bytes, _Stem] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
+
+    def read(self, head: bytes) -> Head | None:
+        """`head`: up to and with its empty line. None where the request is not plain."""
+        return self._heads.get(head) or self._read(head)
+
+    def _read(self, head: bytes) -> Head | None:
+        pieces = _VARYING.split(head)  # text, name, value, text, ...
+        stem_bytes = b"".join(pieces[::3])
+        stem = self._stems.get(stem_bytes)
+        if stem is None:
+            stem = _stem_of(stem_bytes, self._max_field)
+            if stem is None:
+                return None
+            self._stems.put(stem_bytes, stem)
+        headers, length, unique, traces = stem.headers.copy(), 0, False, []
+        for raw_name, raw_value in zip(pieces[1::3], pieces[2::3], strict=True):
+            name, value = raw_name.decode(), raw_value.strip(b"\t ")
+            if name in headers or len(value) > self._max_field or _VALUE.fullmatch(value) is None:
+                return None
+            headers[name] = text = value.decode()
+            low = raw_name.lower()
+            unique = unique or low in UNIQUE
+            if low == b"content-length":
+                if _DIGITS.fullmatch(value) is None:
+                    return None
+                length = int(value)
+            else:
+                traces.append((name, text))
+        read = Head(
+            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive,
+            len(head), stem.memo, tuple(traces),
+        )  # fmt: skip
+        if not unique:
+            self._heads.put(head, read)
+        return read
+
+
+def decisive_of(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
+    """A digest of the parts of a head that may decide the answer: all but how long its body is, whether the connection
+    goes on and what traces it. None where no plain request has such headers."""
+    parts = [method, target]
+    for name, value in headers:
+        low = name.lower()
+        if low in ODD or (low == "connection" and value.lower() not in ("close", "keep-alive")):
+            return None
+        if low not in TRACING and low not in ("connection", "content-length"):
+            parts.append(f"{name}:{value}")
+    # No part contains a line break, so they cannot run into each other.
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).digest()
+
+
+def _stem_of(head: bytes, max_field: int) -> _Stem | None:
+    start = _REQUEST_LINE.match(head)
+    if start is None or _FIELDS.fullmatch(head, start.end(), len(head) - 2) is None:
+        return None
+    method, target = start[1].decode(), start[2].decode()
+    lines = head[start.end() : -4].decode().split("\r\n") if start.end() < len(head) - 2 else []
+    if method not in METHODS or len(lines) > MAX_LINES or start.end() > max_field:
+        return None
+    headers: CIMultiDict[str] = CIMultiDict()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in headers or len(value) > max_field:
+            return None
+        headers[name] = value.strip("\t ")
+    decisive = decisive_of(method, target, headers.items())
+    if decisive is None or "host" not in headers:
+        return None
+    path, _, query = target.partition("?")
+    closes = headers.get("connection", "").lower() == "close"
+    return _Stem(method, path, query, headers, closes, decisive, len(head), HeadMemo())
+
+
+def _size(known: Head | _Stem) -> int:
+    return known.size

@@ -1,0 +1,91 @@
+"""The data port: listens, and stops without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+from ssl import SSLContext
+
+from aiohttp import web
+
+from gateway.config.schema import Server as ServerConfig
+from gateway.http_server.aiohttp_edge import AiohttpEdge
+from gateway.http_server.connections import Connections
+from gateway.http_server.service import Health, Service
+from gateway.inflight import Inflight
+from gateway.messages import Handler
+from gateway.ports import Clock
+
+HTTP_LOG = logging.getLogger("nearhit.http")
+# In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.
+LEAVE_S = 3.0
+LINGER_S = 2.0  # for the rest of a body that was refused: the next request begins behind it
+
+
+class DataPort:
+    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
+    requests that wait, over all ports. `tls` None: plain HTTP. `given` listens already, and goes on to when this port
+    is stopped."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        handler: Handler,
+        inflight: Inflight,
+        health: Health,
+        tls: SSLContext | None = None,
+        given: socket.socket | None = None,
+    ) -> None:
+        self._config = config
+        self._service = Service(config, clock, handler, inflight, health)
+        self._given = given
+        self._connections: Connections | None = None
+        self._runner: web.ServerRunner | None = None
+        self._tls = tls
+
+    async def start(self) -> tuple[str, int]:
+        """Listens; returns the address, with the port that the system chose where 0 was asked for."""
+        connections = Connections(
+            AiohttpEdge(self._service),
+            self._service,
+            self._config,
+            handler_cancellation=True,  # a client that leaves cancels its request, upstream too
+            access_log=None,
+            logger=HTTP_LOG,
+            lingering_time=LINGER_S,
+            auto_decompress=False,  # what passes through stays as it is
+        )
+        self._runner = web.ServerRunner(connections, shutdown_timeout=self._config.drain_timeout)
+        await self._runner.setup()
+        host, port = self._config.listen
+        if self._given is None:
+            await web.TCPSite(self._runner, host, port, backlog=1024, ssl_context=self._tls).start()
+        else:
+            await web.SockSite(self._runner, self._given, backlog=1024, ssl_context=self._tls).start()
+        self._connections = connections
+        address: tuple[str, int] = self._runner.addresses[0][:2]
+        return address
+
+    async def stop(self) -> None:
+        """Takes no more connections, lets what is in flight end within `drain_timeout`, then cuts."""
+        self._service.draining = True
+        self._service.stopping.set()
+        if self._runner is not None:
+            if self._given is not None:
+                await self._take_leave(self._runner)
+            await self._runner.cleanup()
+
+    async def _take_leave(self, runner: web.ServerRunner) -> None:
+        """Others listen already: connections that are open are told with their next answer that it was the last. One
+        that is cut while its client sends a request is a request that is lost."""
+        for site in list(runner.sites):
+            await site.stop()
+        if self._connections is None:
+            return
+        self._connections.leaving = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._connections.emptied()

@@ -1,0 +1,128 @@
+"""What the data port does with a request, whoever reads it off the wire and writes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.bodies import Ready
+from gateway.config.schema import Server as ServerConfig
+from gateway.http_server.compression import compressed
+from gateway.http_server.cors import CrossOrigin
+from gateway.inflight import Inflight
+from gateway.messages import Body, ByteStream, EventStream, Handler, HeadMemo, RequestContext, Response, Whole
+from gateway.observability.request_ids import RequestIds
+from gateway.ports import BodySource, Clock
+from gateway.response_headers import ResponseHeaders
+
+LOG = logging.getLogger("nearhit")
+Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
+
+
+class Service:
+    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
+    requests that wait, over all ports."""
+
+    def __init__(
+        self, config: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, health: Health
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.inflight = inflight
+        self.headers = ResponseHeaders()
+        self.draining = False
+        self.stopping = asyncio.Event()
+        self._handler = handler
+        self._health = health
+        self._ids = RequestIds()
+        self._cors = CrossOrigin(config.cors)
+        self._compress = config.compress
+        # The answer to a request, to be awaited where something has to be waited for.
+        self.answer: Handler = self._fitted if config.cors.origins or config.compress else handler
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        body_source: BodySource,
+        client_address: str,
+        head: HeadMemo | None = None,
+        head_digest: bytes = b"",
+        trace_headers: Sequence[tuple[str, str]] | None = None,
+    ) -> RequestContext:
+        """One that has just come."""
+        return RequestContext(
+            request_id=self._ids.of(headers),
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
+            body_source=body_source,
+            clock=self.clock,
+            client_address=client_address,
+            head=head,
+            head_digest=head_digest,
+            trace_headers=trace_headers,
+        )
+
+    def early(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
+        """The answer, whole, to what no step is asked about, with all of its headers; POST is none of it."""
+        if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
+            return self._report(path)
+        preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
+        return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), Whole(b""))
+
+    def _fitted(self, request: RequestContext) -> Response | Awaitable[Response]:
+        """As this client may and can take it."""
+        answer = self._handler(request)
+        if not isinstance(answer, Response):
+            return self._awaited(request, answer)
+        return answer if answer.wire is not None else self._fitting(request, answer)
+
+    async def _awaited(self, request: RequestContext, pending: Awaitable[Response]) -> Response:
+        response = await pending
+        if response.wire is not None:
+            return response
+        answer = self._fitting(request, response)
+        return answer if isinstance(answer, Response) else await answer
+
+    def _fitting(self, request: RequestContext, response: Response) -> Response | Awaitable[Response]:
+        headers = self._cors.added(request.headers, response.headers)
+        if headers is not response.headers:
+            response = Response(response.status, headers, response.body, response.provenance)
+        return compressed(request.headers, response) if self._compress else response
+
+    async def _report(self, path: str) -> Response:
+        if path == "/healthz":
+            status, body, kind = 200, b"ok\n", "text/plain; charset=utf-8"
+        else:
+            ready, seen = (False, {"draining": True}) if self.draining else await self._health()
+            status, body, kind = 200 if ready else 503, orjson.dumps({"ready": ready, **seen}), "application/json"
+        return Response(status, (("Content-Type", kind), ("Server", "nearhit")), Whole(body))
+
+
+def body_at_hand(body: Body) -> bytes | None:
+    """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
+    costs a fifth of one write an event."""
+    if isinstance(body, Whole):
+        return body.data
+    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+        return b"".join([event.frame() for event in body.events.items])
+    return None
+
+
+async def pieces_of(body: Body) -> AsyncIterator[bytes]:
+    """What goes over the wire of a stream, as it comes; no piece is empty."""
+    if isinstance(body, EventStream):
+        async for event in body.events:
+            yield event.frame()
+    elif isinstance(body, ByteStream):
+        async for piece in body.chunks:
+            if piece:
+                yield piece

@@ -1,0 +1,141 @@
+"""The kinds of metrics. Plain numbers on the hot path; prometheus_client only renders them when scraped.
+
+Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Exemplar
+
+from gateway.observability.quantiles import quantile_of
+
+Labels = tuple[str, ...]
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+FASTEST = LATENCY_BUCKETS[0]  # as most steps from memory are
+
+
+class Counter:
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, *labels: str, amount: float = 1.0) -> None:
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def add_to(self, labels: Labels) -> None:
+        """`add` for who has the labels at hand as they are kept."""
+        self.values[labels] = self.values.get(labels, 0.0) + 1.0
+
+    def total(self) -> float:
+        return sum(self.values.values())
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Gauge:
+    """Set, or read from `source` at the scrape."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        labels: Labels,
+        source: Callable[[], Iterable[tuple[Labels, float]]] | None = None,
+    ) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+        self.source = source
+
+    def set(self, *labels: str, value: float) -> None:
+        self.values[labels] = value
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, value in self.values.items() if self.source is None else self.source():
+            family.add_metric(labels, value)
+        return family
+
+
+class Series(list[int]):
+    """How many times there were in each bucket, and `total`, their sum in seconds: one object, found once for both."""
+
+    __slots__ = ("total",)
+
+    def __init__(self, counts: Iterable[int] = (0,) * (len(LATENCY_BUCKETS) + 1), total: float = 0.0) -> None:
+        super().__init__(counts)
+        self.total = total
+
+
+class Histogram:
+    """Seconds in `LATENCY_BUCKETS`."""
+
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self.counts: dict[Labels, Series] = {}
+        self.exemplars: dict[Labels, dict[int, Exemplar]] = {}  # the last one of each bucket
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        series = self.counts.get(labels) or self.begun(labels)
+        series[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        series.total += seconds
+
+    def begun(self, labels: Labels) -> Series:
+        series = self.counts[labels] = self.counts.get(labels) or Series()
+        return series
+
+    def exemplify(self, seconds: float, trace_id: str, wall: float, *labels: str) -> None:
+        """Names a trace that took `seconds`; they are counted by `observe`. `wall`: wall clock, seconds."""
+        example = Exemplar({"trace_id": trace_id}, seconds, wall)
+        self.exemplars.setdefault(labels, {})[bisect_left(LATENCY_BUCKETS, seconds)] = example
+
+    def quantile(self, q: float, *labels: str) -> float | None:
+        """In seconds. None without observations."""
+        return quantile_of(self.counts.get(labels, ()), LATENCY_BUCKETS, q)
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, counts in self.counts.items():
+            examples = self.exemplars.get(labels, {})
+            cumulated = 0
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            for i, (bound, count) in enumerate(zip((*map(str, LATENCY_BUCKETS), "+Inf"), counts, strict=True)):
+                cumulated += count
+                example = examples.get(i)
+                total = float(cumulated)
+                buckets.append((bound, total) if example is None else (bound, total, example))
+            family.add_metric(labels, buckets, counts.total)
+        return family
+
+
+class Tally:
+    """What always happens together. `counters`: to which one is added; `histograms`: those that are told the same time
+    together."""
+
+    def __init__(
+        self, counters: Sequence[tuple[Counter, Labels]], histograms: Sequence[Sequence[tuple[Histogram, Labels]]]
+    ) -> None:
+        self._counters = [(counter.values, labels) for counter, labels in counters]
+        self._histograms = histograms
+        self._series: list[list[Series]] = []  # once there is something to tell: a metric begins with its first value
+
+    def add(self, *times: float) -> None:
+        """`times`: seconds, one for each group of histograms."""
+        for values, labels in self._counters:
+            values[labels] = values.get(labels, 0.0) + 1.0
+        if not self._series:
+            self._series = [[histogram.begun(labels) for histogram, labels in group] for group in self._histograms]
+        for group, seconds in zip(self._series, times):  # noqa: B905 - `strict` costs more than a series
+            bucket = 0 if seconds <= FASTEST else bisect_left(LATENCY_BUCKETS, seconds)
+            for series in group:
+                series[bucket] += 1
+                series.total += seconds

@@ -1,0 +1,147 @@
+"""What every request leaves behind: metrics, a line in the access log, a row in the traffic log, and its trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import orjson
+
+from gateway.messages import Provenance, RequestContext, Verdict
+from gateway.observability.access_log import AccessLog, LogShares
+from gateway.observability.decisions import Decisions
+from gateway.observability.request_series import AllSeries, RequestSeries
+from gateway.observability.spans import root_of
+from gateway.observability.telemetry import Telemetry
+from gateway.observability.traced import Traced
+from gateway.observability.tracing import Tracing
+from gateway.ports import Clock
+
+if TYPE_CHECKING:
+    from gateway.traffic.facts import Facts
+
+
+CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer
+
+
+class Recording(Protocol):
+    """Who keeps what became of a request: a `Recorder`."""
+
+    def over(
+        self, facts: Facts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+    ) -> None: ...
+
+
+class Observer:
+    """`used` is told the fingerprint of every hit; `shares`: of which requests there are lines in the log; `tracing`
+    None: none is traced."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        clock: Clock,
+        access_log: AccessLog | None,
+        used: Callable[[str], None],
+        recorder: Recording,
+        decisions: Decisions,
+        shares: LogShares,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._used = used
+        self._decisions = decisions
+        self._telemetry = telemetry
+        self._clock = clock
+        self._access_log = access_log
+        self._shares = shares
+        self._tracing = tracing
+        # When a request has come.
+        self.begin: Callable[[RequestContext], None] = _untraced if tracing is None else tracing.begin
+        self.slow_s = math.inf if tracing is None else tracing.slow_s  # from here on every trace is exported
+        self._series = AllSeries(telemetry)
+
+    @property
+    def traces(self) -> bool:
+        """Whether `begin` has anything to do."""
+        return self._tracing is not None
+
+    def first_byte(self, request: RequestContext) -> None:
+        """When an answer begins that ends later."""
+        seconds = self._clock.monotonic() - request.received
+        self._telemetry.overhead_seconds.observe(_overhead(request.timings, seconds))
+
+    def over(self, request: RequestContext, status: int, provenance: Provenance | None) -> None:
+        """When its last byte has gone, or its client has left (then there may be no `provenance`)."""
+        series, seconds = self.series(request, status, provenance), self._clock.monotonic() - request.received
+        series.tally.add(seconds, *request.timings.values())
+        self._note(series, request, status, provenance, seconds)
+
+    def whole(
+        self, request: RequestContext, status: int, provenance: Provenance, series: RequestSeries | None = None
+    ) -> None:
+        """When an answer begins and ends at once. `series`: as `series` gives it, where it is at hand."""
+        if series is None:
+            series = self._series.of(request, status, provenance)
+        seconds, timings = self._clock.monotonic() - request.received, request.timings
+        spent = seconds if "upstream" not in timings and "wait" not in timings else _overhead(timings, seconds)
+        series.whole_tally.add(spent, seconds, *timings.values())
+        self._note(series, request, status, provenance, seconds)
+
+    def series(self, request: RequestContext, status: int, provenance: Provenance | None) -> RequestSeries:
+        """What requests that end alike add to: for a caller of `whole` that has many of them."""
+        return self._series.of(request, status, provenance)
+
+    def _note(
+        self,
+        series: RequestSeries,
+        request: RequestContext,
+        status: int,
+        provenance: Provenance | None,
+        seconds: float,
+    ) -> None:
+        if provenance is not None:
+            if provenance.fingerprint:
+                self._used(provenance.fingerprint)
+            if provenance.saved_tokens or provenance.upstream_s:
+                saved = provenance.saved_tokens, provenance.saved_dollars, provenance.upstream_s
+                self._telemetry.saved(series.route, *saved)
+            if request.facts is not None:
+                self._recorder.over(request.facts, request, provenance, status=status, seconds=seconds)
+        traced, tracing = request.traced, self._tracing
+        if traced is not None and tracing is not None and tracing.keeps(traced, status, seconds):
+            self._export(traced, tracing, request, status, provenance, request.received + seconds)
+        logged = self._access_log if self._shares.all or self._shares.keep(series.verdict, status) else None
+        if logged is None and not self._decisions.watches:
+            return
+        line = series.line.of(request, provenance, self._clock.wall(), seconds)
+        if logged is not None:
+            logged.add(line)
+        if self._decisions.watches:
+            self._decisions.tell(orjson.loads(line))
+
+    def _export(
+        self,
+        traced: Traced,
+        tracing: Tracing,
+        request: RequestContext,
+        status: int,
+        provenance: Provenance | None,
+        ended: float,
+    ) -> None:
+        seconds = ended - request.received
+        tracing.over(traced, root_of(request, traced, ended=ended, status=status, provenance=provenance))
+        telemetry, wall, trace_id = self._telemetry, self._clock.wall(), traced.trace_id
+        verdict = Verdict.MISS if provenance is None else provenance.verdict
+        telemetry.request_seconds.exemplify(seconds, trace_id, wall, request.route, verdict)
+        for step, spent in request.timings.items():
+            telemetry.stage_seconds.exemplify(spent, trace_id, wall, step)
+
+
+def _untraced(_: RequestContext) -> None:
+    pass
+
+
+def _overhead(timings: Mapping[str, float], seconds: float) -> float:
+    """How much of `seconds` a request spent here rather than at a backend."""
+    return max(0.0, seconds - timings.get("upstream", 0.0) - timings.get("wait", 0.0))

@@ -1,0 +1,176 @@
+"""The spans of a request, made of its notebook when it is over.
+
+Names and attributes: OpenTelemetry's semantic conventions 1.44, for generative AI and HTTP; what they have no word for
+is `nearhit.*`. No prompt, answer, credential, query string or message of an error is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from gateway.messages import Provenance, RequestContext
+from gateway.observability.traced import BROKEN, Mark, Traced, UpstreamCall, new_span_id
+
+Attribute = str | int | float | bool
+MAX_TEXT = 128  # characters of what a client names
+# gen_ai.operation.name has words for these; other operations go by the dialect's own.
+OPERATIONS = {
+    "chat.completions": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "generate": "text_completion",
+}
+PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known ones; another `adapter` is its own word
+INSTEAD = "upstream"  # a step that is told by the spans of its calls
+
+
+class Span(NamedTuple):
+    """Ids are hex, times nanoseconds since 1970. `kind`: `server`, `consumer`, `client` or `internal`."""
+
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    state: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Attribute]
+    failed: bool = False
+    links: tuple[tuple[str, str], ...] = ()
+
+
+class Root(NamedTuple):
+    """A request as a whole. Times are monotonic seconds."""
+
+    name: str
+    started: float
+    ended: float
+    attributes: Mapping[str, Attribute]
+    failed: bool
+
+
+class Finished(NamedTuple):
+    """What is to be exported of a request: with `root` None what went on behind it. `offset`: from the monotonic to the
+    wall clock, seconds."""
+
+    traced: Traced
+    root: Root | None
+    marks: tuple[Mark, ...]
+    calls: tuple[UpstreamCall, ...]
+    offset: float
+
+    @property
+    def size(self) -> int:
+        """How many spans at most."""
+        return len(self.marks) + len(self.calls) + (self.root is not None)
+
+
+def root_of(
+    request: RequestContext, traced: Traced, *, ended: float, status: int, provenance: Provenance | None
+) -> Root:
+    """`ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
+    dialect = request.dialect
+    found: dict[str, Any] = {
+        "http.request.method": request.method,
+        "http.response.status_code": status,
+        "nearhit.request_id": request.id,
+        "nearhit.route": request.route,
+        "nearhit.tenant": request.tenant[:12],
+        "nearhit.complexity": request.complexity,
+        "nearhit.note": request.note,
+        "nearhit.spans_lost": traced.lost or None,
+    }
+    if dialect is not None:
+        found["url.path"], found["nearhit.dialect"] = request.path[:MAX_TEXT], dialect.name
+    if traced.operation:
+        found["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
+        found["gen_ai.request.model"] = traced.model[:MAX_TEXT]
+    if provenance is not None:
+        found |= _origin(provenance)
+    failed = traced.failed(status)
+    if failed:
+        found["error.type"] = BROKEN if status < 500 else str((provenance and provenance.reason) or status)
+    name = request.method if dialect is None else f"{request.method} {request.path[:MAX_TEXT]}"
+    return Root(name, request.received, ended, _said(found), failed)
+
+
+def _origin(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "nearhit.verdict": str(provenance.verdict),
+        "nearhit.reason": provenance.reason and str(provenance.reason),
+        "nearhit.backend": provenance.backend,
+        "nearhit.tier": provenance.tier,
+        "nearhit.similarity": provenance.similarity,
+        "nearhit.age_seconds": provenance.age_s,
+        "nearhit.saved_tokens": provenance.saved_tokens or None,
+    }
+
+
+def spans_of(finished: Finished) -> Iterator[Span]:
+    """The request first, then its steps and calls, which are its children."""
+    traced, offset, root = finished.traced, finished.offset, finished.root
+    state = "" if traced.parent is None else traced.parent.state
+
+    def span(
+        name: str, kind: str, times: tuple[float, float], said: Mapping[str, Attribute], span_id: str, parent_id: str,
+        *, failed: bool = False, links: tuple[tuple[str, str], ...] = (),
+    ) -> Span:  # fmt: skip
+        start, end = int(1e9 * (times[0] + offset)), int(1e9 * (times[1] + offset))
+        return Span(name, kind, traced.trace_id, span_id, parent_id, state, start, end, said, failed, links)
+
+    own = traced.span_id
+    if root is not None:
+        parent, links = "" if traced.parent is None else traced.parent.span_id, tuple(traced.links)
+        times = (root.started, root.ended)
+        yield span(root.name, traced.kind, times, root.attributes, own, parent, failed=root.failed, links=links)
+    for name, started, ended, purpose in finished.marks:
+        if name != INSTEAD:
+            told: dict[str, Attribute] = {"nearhit.stage": name}
+            if purpose:
+                told["nearhit.purpose"] = purpose
+            yield span(name, "internal", (started, ended), told, new_span_id(), own)
+    for call in finished.calls:
+        times = (call.started, call.started if call.over is None else call.over)
+        failed = call.error not in ("", "cancelled") or (call.status or 0) >= 400
+        yield span(_name(call), "client", times, call_attributes(call), call.span_id, own, failed=failed)
+
+
+def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
+    asked = call.call
+    found: dict[str, Any] = {
+        "gen_ai.provider.name": PROVIDERS.get(call.provider, call.provider),
+        "gen_ai.operation.name": OPERATIONS.get(asked.operation, asked.operation) if asked is not None else None,
+        "gen_ai.request.model": call.model[:MAX_TEXT] or None,
+        "http.response.status_code": call.status,
+        "http.request.resend_count": call.attempt - 1 or None,
+        "error.type": call.error or (str(call.status) if (call.status or 0) >= 400 else None),
+        "nearhit.backend": call.backend,
+        "nearhit.purpose": call.purpose or None,
+    }
+    address = urlsplit(call.address)
+    if address.hostname:
+        found["server.address"] = address.hostname
+        found["server.port"] = address.port or {"https": 443, "http": 80}.get(address.scheme)
+    if asked is not None:
+        found["gen_ai.request.stream"] = asked.stream or None
+        found["gen_ai.request.max_tokens"] = asked.max_tokens
+    if call.first is not None and call.streamed:
+        found["gen_ai.response.time_to_first_chunk"] = call.first - call.started
+    read, written = call.usage
+    if read or written:  # 0: the answer does not tell
+        found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"] = read, written
+    return _said(found)
+
+
+def _name(call: UpstreamCall) -> str:
+    if call.call is None:
+        return call.backend
+    return f"{OPERATIONS.get(call.call.operation, call.call.operation)} {call.model[:MAX_TEXT]}".rstrip()
+
+
+def _said(found: Mapping[str, Any]) -> dict[str, Attribute]:
+    return {name: value for name, value in found.items() if value is not None and value != ""}

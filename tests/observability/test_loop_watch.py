@@ -1,0 +1,134 @@
+"""What a gateway says of an event loop that stands still."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.observability.loop_watch import (
+    IDLE_TICK_S,
+    NO_CODE,
+    STALL_S,
+    TICK_S,
+    Cause,
+    LoopWatch,
+    Reading,
+    Stall,
+    cause_of,
+    late,
+    next_tick,
+)
+from gateway.observability.telemetry import Telemetry
+from tests.fixtures.gateways import Served
+from tests.fixtures.waiting import until
+
+LONGEST_S = 20.0
+HERE = f"{__name__}:stand_still:"
+
+
+def stand_still(watch: LoopWatch) -> None:
+    """Blocks until the thread has looked, and seen it here."""
+    began = time.monotonic()
+    while time.monotonic() < began + LONGEST_S:
+        at, stack = watch._seen
+        if at == watch._before.at:
+            if stack and stack[0].startswith(HERE):
+                return
+            watch.forgive()  # it looks once a tick, and has: this had no processor on the way here
+        time.sleep(0.005)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "nearhit.loop"]
+
+
+async def test_a_call_that_blocks_is_counted_measured_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry()
+    watch = LoopWatch(telemetry)
+    with caplog.at_level(logging.WARNING, "nearhit.loop"):
+        async with AsyncExitStack() as stack:
+            watch.begin(stack)
+            stand_still(watch)
+            await until(lambda: watch.last is not None)
+    assert watch.longest is not None
+    assert watch.longest.seconds > STALL_S
+    assert (watch.longest.where or "").startswith(HERE)
+    assert telemetry.loop_stalls.total() >= 1
+    (line,) = said(caplog)
+    assert line.message == "the event loop stood still"
+    assert line.fields["where"] == watch.shown()["longest"]["where"]  # type: ignore[attr-defined]
+
+
+async def test_the_log_has_one_line_a_minute_however_often_the_loop_stands_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = Telemetry()
+    watch = LoopWatch(telemetry)
+    with caplog.at_level(logging.WARNING, "nearhit.loop"):
+        async with AsyncExitStack() as stack:
+            watch.begin(stack)
+            for number in (1, 2, 3):
+                stand_still(watch)
+                await until(lambda: telemetry.loop_stalls.total() >= number)  # noqa: B023
+    assert len(said(caplog)) == 1
+
+
+async def test_a_gateway_tells_of_its_stalls_on_the_admin_port(served: Served) -> None:
+    watch = served.gateway.parts.loop_watch
+    stand_still(watch)
+    await until(lambda: watch.last is not None)
+    said = served.gateway.stats.report()
+    assert sum(said["loop_stalls"].values()) >= 1
+    assert said["loop"]["longest"]["ms"] > 1e3 * STALL_S
+
+
+def test_where_it_stood_is_left_out_where_nobody_knows() -> None:
+    assert Stall(0.03, Cause.BUSY, None).plain() == {"ms": 30.0, "cause": "busy"}
+    assert Stall(0.03, Cause.STARVED, ()).plain()["where"] == NO_CODE
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1", "gateway.a:f:2")).plain()["where"] == "gateway.a:f:2"
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1",)).plain()["where"] == "json:loads:1"
+
+
+async def test_the_log_names_no_place_of_a_stall_that_nobody_saw(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch(Telemetry())
+    with caplog.at_level(logging.WARNING, "nearhit.loop"):
+        watch._stalled(Stall(0.03, Cause.BUSY, None), 100.0)
+    (record,) = [record for record in caplog.records if record.name == "nearhit.loop"]
+    assert record.fields == {"ms": 30.0, "cause": "busy", "unsaid": 0}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ran", "starved", "cause"),
+    [(0.05, 0.01, Cause.BUSY), (0.01, 0.05, Cause.STARVED), (0.01, 0.01, Cause.WAITING)],
+)
+def test_the_cause_is_what_took_most_of_the_time(ran: float, starved: float, cause: Cause) -> None:
+    before = Reading(10.0, 1.0, 2.0)
+    assert cause_of(before, Reading(10.07, 1.0 + ran, 2.0 + starved)) is cause
+
+
+@given(st.floats(0, 60), st.floats(0, 60), st.sampled_from((TICK_S, IDLE_TICK_S)))
+def test_a_loop_is_never_early(at: float, after: float, tick: float) -> None:
+    before, now = Reading(at, 0, 0, tick), Reading(at + after, 0, 0)
+    assert late(before, now) == pytest.approx(max(0.0, after - tick), abs=1e-9)
+
+
+def test_a_loop_with_nothing_to_do_wakes_less_often() -> None:
+    before = Reading(10.0, 1.0, 2.0)
+    assert next_tick(before, Reading(10.01, 1.0002, 2.0)) == IDLE_TICK_S
+    assert next_tick(before, Reading(10.01, 1.005, 2.0)) == TICK_S
+
+
+async def test_what_is_forgiven_does_not_count() -> None:
+    watch = LoopWatch(Telemetry())
+    async with AsyncExitStack() as stack:
+        watch.begin(stack)
+        stand_still(watch)
+        now = watch._read()
+        assert late(watch._before, now) > STALL_S
+        watch.forgive()
+        assert late(watch._before, now) == 0
