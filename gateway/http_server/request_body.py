@@ -110,12 +110,13 @@ class HttpBody:
         """The next piece of a body that streams; empty at its end."""
         config, loop = self._config, asyncio.get_running_loop()
         began = loop.time()
-        left_s = min(config.body_timeout, config.body_total - self._waited_s, self._rate_left_s())
+        limits = (config.body_timeout, config.body_total - self._waited_s, self._rate_left_s())
+        first = limits.index(min(limits))
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(limits[first]):
                 piece = await self._next()
         except TimeoutError:
-            raise RequestTimeout(self._too_slow(self._waited_s + loop.time() - began)) from None
+            raise RequestTimeout(self._reasons()[first]) from None
         self._waited_s += loop.time() - began
         self._received += len(piece)
         return piece
@@ -125,13 +126,14 @@ class HttpBody:
         first `body_timeout` does not count, as with Apache's RequestReadTimeout."""
         return self._config.body_timeout + self._received / self._config.body_min_rate - self._waited_s
 
-    def _too_slow(self, waited_s: float) -> str:
+    def _reasons(self) -> tuple[str, str, str]:
+        """Why a body that streams is given up, in the order of the limits in `_timely`."""
         config = self._config
-        if waited_s >= config.body_total:
-            return f"the body did not arrive within {config.body_total:g} s (server.body_total)"
-        if self._rate_left_s() < config.body_timeout:
-            return f"the body arrives at less than {config.body_min_rate} bytes a second (server.body_min_rate)"
-        return f"nothing more of the body arrived within {config.body_timeout:g} s (server.body_timeout)"
+        return (
+            f"nothing more of the body arrived within {config.body_timeout:g} s (server.body_timeout)",
+            f"the body did not arrive within {config.body_total:g} s (server.body_total)",
+            f"the body arrives at less than {config.body_min_rate} bytes a second (server.body_min_rate)",
+        )
 
     async def _next(self) -> bytes:
         try:

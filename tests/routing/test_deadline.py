@@ -56,14 +56,14 @@ async def test_all_attempts_share_one_total(tmp_path: Path) -> None:
         raise AssertionError("nobody waits for this long")
 
     async def slow(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(5.5)
         return web.json_response(completion(call, "late"))
 
     first, second = Upstream("first", answer=silent), Upstream("second", answer=slow)
     async with serving(first), serving(second):
         backends = {
-            "first": {"adapter": "openai", "url": first.url, "timeouts": {"total": "3s", "first_byte": "1s"}},
-            "second": {"adapter": "openai", "url": second.url, "timeouts": {"total": "3s", "first_byte": "3s"}},
+            "first": {"adapter": "openai", "url": first.url, "timeouts": {"total": "6s", "first_byte": "1s"}},
+            "second": {"adapter": "openai", "url": second.url, "timeouts": {"total": "6s", "first_byte": "6s"}},
         }
         policy = """
 version: 1
