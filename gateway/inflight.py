@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Inflight:
-    """`limit`: `server.max_inflight`. Who makes a task for a request counts it; answers from memory take no place."""
+    """`limit`: `server.max_inflight`. The server counts a request when it makes a task for it; answers from memory
+    make none."""
 
     __slots__ = ("count", "limit")
 

@@ -29,7 +29,7 @@ class Deployment:
         return cls(config.auth.mode == "keys", config.store.url != "embedded" or config.server.workers > 1)
 
 
-Wanted = Callable[[Route, Deployment], bool]
+Applies = Callable[[Route, Deployment], bool]
 
 
 def _always(_: Route, __: Deployment) -> bool:
@@ -62,12 +62,13 @@ def _leased(route: Route, deployment: Deployment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[B]):
-    """`build` makes it around the next one; `of_jobs`: whether a job takes it when it runs."""
+    """`build` makes it around the next one; `applies`: whether a route has it; `of_jobs`: whether a
+    job takes it when it runs."""
 
     name: str
     build: Callable[[B, Handler], Handler]
     reason: str
-    wanted: Wanted = _always
+    applies: Applies = _always
     of_jobs: bool = False
 
 
@@ -100,7 +101,7 @@ def shared_pipeline(steps: SharedSteps, *, of_jobs: bool = False) -> Handler:
 def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps]) -> RouteTable:
     """A policy with the steps of each of its routes."""
     pipelines = {
-        route.name: _composed([step for step in PER_ROUTE if step.wanted(route, deployment)], steps_of(route))
+        route.name: _composed([step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route))
         for route in policy.routes
     }
     return RouteTable(policy, pipelines)
@@ -109,7 +110,7 @@ def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Rout
 def steps_of(route: Route, deployment: Deployment) -> list[tuple[str, str]]:
     """Name and reason of each step that a request of this route takes."""
     taken: list[Step[Any]] = [*SHARED]
-    taken += (step for step in PER_ROUTE if step.wanted(route, deployment))
+    taken += (step for step in PER_ROUTE if step.applies(route, deployment))
     return [(step.name, step.reason) for step in taken]
 
 

@@ -15,9 +15,8 @@ from gateway.routing.limiting import LONG_S, Asked, headers_of, refused, subject
 
 def whose(request: RequestContext) -> Mapping[Per, str]:
     permit = request.permit
-    key = (
-        permit.id if permit is not None and permit.id else key_of(request.headers)
-    )  # one key before and after a rotation
+    # A key has one id before and after a rotation.
+    key = permit.id if permit is not None and permit.id else key_of(request.headers)
     return subjects(request.tenant, None if request.call is None else request.call.user, key)
 
 
@@ -32,7 +31,7 @@ def asker_of(request: RequestContext) -> str:
     return "\n".join(whose(request).values())
 
 
-async def taken(
+async def take_limits(
     request: RequestContext, route: str, asked: Sequence[Asked], quotas: Quotas, telemetry: Telemetry
 ) -> Grant:
     """Raises `LimitReached`."""

@@ -99,8 +99,9 @@ class RouteSteps:
     def exact_cache(self, inner: Handler) -> Handler:
         parts, lifetime, embedder = self.parts, exact_lifetime(self.route), self.parts.space.embedder
         assert lifetime is not None  # else the step is absent
-        embeds = self.route.semantic is not None and isinstance(embedder, BatchingEmbedder)
-        prefetch = EmbeddingPrefetch(embedder) if embeds and isinstance(embedder, BatchingEmbedder) else None
+        prefetch = None
+        if self.route.semantic is not None and isinstance(embedder, BatchingEmbedder):
+            prefetch = EmbeddingPrefetch(embedder)
         return ExactCache(
             inner,
             parts.store,

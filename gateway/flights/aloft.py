@@ -43,7 +43,7 @@ class Aloft:
         if len(questions) >= MAX_IN_SCOPE:
             return None
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        question = Question(to_come(request), vector, landed)
+        question = Question(entry_of(request), vector, landed)
         questions.append(question)
         return question
 
@@ -54,11 +54,6 @@ class Aloft:
         if not questions:
             del self._scopes[question.entry.scope]
         question.landed.set_result(None)
-
-
-def to_come(request: RequestContext) -> Entry:
-    """What will be stored of a question, but for its answer."""
-    return entry_of(request)
 
 
 def entry_of(
@@ -76,7 +71,7 @@ def entry_of(
     upstream_s: float = 0.0,
     tags: tuple[str, ...] = (),
 ) -> Entry:
-    """What is stored of a question with this answer."""
+    """What is stored of a question with this answer; without one, what is known before it comes."""
     call = request.call
     assert call is not None  # what has been embedded, or answered by a backend, has a question
     return Entry(

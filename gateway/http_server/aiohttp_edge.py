@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
@@ -10,10 +11,11 @@ from gateway.bodies import close_body
 from gateway.errors import StreamBroken
 from gateway.http_server.connection import refusal
 from gateway.http_server.request_body import HttpBody, taken_whole
-from gateway.http_server.service import Service, body_at_hand, pieces_of
+from gateway.http_server.response_writer import body_at_hand
+from gateway.http_server.service import Service
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, whole
-from gateway.messages import Body, RequestContext, Response, Tunnel, Whole, resolved
+from gateway.messages import Body, ByteStream, EventStream, RequestContext, Response, Tunnel, Whole, resolved
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 Sendable = web.StreamResponse | Prebuilt
@@ -69,6 +71,17 @@ async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, st
         if http.transport is not None:
             http.transport.abort()
     return out
+
+
+async def pieces_of(body: Body) -> AsyncIterator[bytes]:
+    """What goes over the wire of a stream, as it comes; no piece is empty."""
+    if isinstance(body, EventStream):
+        async for event in body.events:
+            yield event.frame()
+    elif isinstance(body, ByteStream):
+        async for piece in body.chunks:
+            if piece:
+                yield piece
 
 
 def _target(http: web.BaseRequest) -> str:

@@ -29,28 +29,37 @@ from gateway.response_headers import ResponseHeaders
 LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 
 
+def body_at_hand(body: Body) -> bytes | None:
+    """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
+    costs a fifth of one write an event."""
+    if isinstance(body, Whole):
+        return body.data
+    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+        return b"".join([event.frame() for event in body.events.items])
+    return None
+
+
 def whole_answer(
     own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> bytes | None:
     """Head and body, where all of the body is at hand, which is closed then; None where it is not. Raises `ValueError`
     on a header that would end its line."""
-    body = response.body
-    if isinstance(body, Whole):
-        data = body.data
-    elif isinstance(body, EventStream) and isinstance(body.events, Ready):
-        data = b"".join([event.frame() for event in body.events.items])
-        body.events.close()
-    else:
+    body, status = response.body, response.status
+    data = body_at_hand(body)
+    if data is None:
         return None
-    status = response.status
+    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+        body.events.close()
     if request.method == "HEAD" or status in BODILESS:
         return _without_body(own, request, response, len(data), keep_alive=keep_alive)
     template, start = own.template(request, response), start_of(status, response.headers)
     lines, date = template.lines(request, response.provenance), rfc822_formatted_time().encode()
     if not keep_alive:
         return b"%b%bContent-Length: %d\r\nDate: %b%b\r\n\r\n%b" % (start, lines, len(data), date, CLOSES, data)
-    if request.served is not None and request.written is not None and status == 200:
-        request.written(request, response, template, start.replace(b"%", b"%%") + template.form + LENGTH_AND_DATE, data)
+    if request.served is not None and request.on_written is not None and status == 200:
+        request.on_written(
+            request, response, template, start.replace(b"%", b"%%") + template.form + LENGTH_AND_DATE, data
+        )
     return b"%b%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (start, lines, len(data), date, data)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from gateway.bodies import Ready
 from gateway.config.schema import Server as ServerConfig
 from gateway.http_server.compression import compressed
 from gateway.http_server.cors import CrossOrigin
 from gateway.inflight import Inflight
-from gateway.messages import Body, ByteStream, EventStream, Handler, HeadMemo, RequestContext, Response, Whole
+from gateway.messages import Handler, HeadMemo, RequestContext, Response, Whole, resolved
 from gateway.observability.request_ids import RequestIds
 from gateway.ports import BodySource, Clock
 from gateway.response_headers import ResponseHeaders
@@ -89,8 +88,7 @@ class Service:
         response = await pending
         if response.wire is not None:
             return response
-        answer = self._fitting(request, response)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._fitting(request, response))
 
     def _fitting(self, request: RequestContext, response: Response) -> Response | Awaitable[Response]:
         headers = self._cors.added(request.headers, response.headers)
@@ -105,24 +103,3 @@ class Service:
             ready, seen = (False, {"draining": True}) if self.draining else await self._health()
             status, body, kind = 200 if ready else 503, orjson.dumps({"ready": ready, **seen}), "application/json"
         return Response(status, (("Content-Type", kind), ("Server", "nearhit")), Whole(body))
-
-
-def body_at_hand(body: Body) -> bytes | None:
-    """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
-    costs a fifth of one write an event."""
-    if isinstance(body, Whole):
-        return body.data
-    if isinstance(body, EventStream) and isinstance(body.events, Ready):
-        return b"".join([event.frame() for event in body.events.items])
-    return None
-
-
-async def pieces_of(body: Body) -> AsyncIterator[bytes]:
-    """What goes over the wire of a stream, as it comes; no piece is empty."""
-    if isinstance(body, EventStream):
-        async for event in body.events:
-            yield event.frame()
-    elif isinstance(body, ByteStream):
-        async for piece in body.chunks:
-            if piece:
-                yield piece

@@ -33,7 +33,7 @@ TraceHeaders = Sequence[tuple[str, str]]
 MAX_LINKS = 8  # spans of other requests that a span names
 
 
-Written = Callable[["RequestContext", Response, "HeaderTemplate", bytes, bytes], None]
+OnWritten = Callable[["RequestContext", Response, "HeaderTemplate", bytes, bytes], None]
 
 
 class Inspected(NamedTuple):
@@ -55,7 +55,7 @@ class RequestContext:
         # http: what came, from where, and what it has cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address",
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
-        "written",
+        "on_written",
         # call: what is asked for, by whom, and under which rules
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
@@ -104,8 +104,8 @@ class RequestContext:
         self.traced: Traced | None = None  # where traces are exported
         self.purpose = ""  # of work that is not part of a client's request: a word for it
         self.upstream_call: UpstreamCall | None = None  # the last one, where the request is traced
-        # Told, by the HTTP server, what it wrote: the gateway's own headers, head and body as a format, and the body.
-        self.written: Written | None = None
+        # The HTTP server calls it with what it wrote: the gateway's own headers, head and body as a format, the body.
+        self.on_written: OnWritten | None = None
 
         self.dialect: Dialect | None = None
         self.call: Call | None = None  # None: no dialect knows the path
@@ -220,7 +220,7 @@ class RequestContext:
         child = copy(self)
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
-        child.written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
+        child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,15 +55,14 @@ class Observer:
         self._access_log = access_log
         self._shares = shares
         self._tracing = tracing
-        # When a request has come.
-        self.begin: Callable[[RequestContext], None] = _untraced if tracing is None else tracing.begin
-        self.slow_s = math.inf if tracing is None else tracing.slow_s  # from here on every trace is exported
+        # Begins or goes on with a request's trace; None: none is traced.
+        self.begin: Callable[[RequestContext], None] | None = None if tracing is None else tracing.begin
         self._series = AllSeries(telemetry)
 
-    @property
-    def traces(self) -> bool:
-        """Whether `begin` has anything to do."""
-        return self._tracing is not None
+    def exports(self, request: RequestContext, status: int, seconds: float) -> bool:
+        """Whether the trace of a request that ends after `seconds` is exported."""
+        traced, tracing = request.traced, self._tracing
+        return traced is not None and tracing is not None and tracing.keeps(traced, status, seconds)
 
     def first_byte(self, request: RequestContext) -> None:
         """When an answer begins that ends later."""
@@ -109,8 +107,11 @@ class Observer:
             if request.facts is not None:
                 self._recorder.over(request.facts, request, provenance, status=status, seconds=seconds)
         traced, tracing = request.traced, self._tracing
-        if traced is not None and tracing is not None and tracing.keeps(traced, status, seconds):
-            self._export(traced, tracing, request, status, provenance, request.received + seconds)
+        if traced is not None and tracing is not None:
+            if tracing.keeps(traced, status, seconds):
+                self._export(traced, tracing, request, status, provenance, request.received + seconds)
+            else:
+                tracing.drop(traced)
         logged = self._access_log if self._shares.all or self._shares.keep(series.verdict, status) else None
         if logged is None and not self._decisions.watches:
             return
@@ -136,10 +137,6 @@ class Observer:
         telemetry.request_seconds.exemplify(seconds, trace_id, wall, request.route, verdict)
         for step, spent in request.timings.items():
             telemetry.stage_seconds.exemplify(spent, trace_id, wall, step)
-
-
-def _untraced(_: RequestContext) -> None:
-    pass
 
 
 def _overhead(timings: Mapping[str, float], seconds: float) -> float:

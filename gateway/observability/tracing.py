@@ -32,7 +32,7 @@ class Tracing:
 
     def __init__(self, share: float, slow_s: float, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
         self._limit = sampling_limit(share)
-        self.slow_s = slow_s
+        self._slow_s = slow_s
         self._sink = sink
         self._clock = clock
         self._telemetry = telemetry
@@ -49,11 +49,12 @@ class Tracing:
         request.traced = Traced(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
 
     def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
-        """Whether a request that is over is exported; nothing more of it is kept where it is not."""
-        if traced.sampled or seconds >= self.slow_s or traced.failed(status):
-            return True
+        """Whether a request that ends after `seconds` is exported."""
+        return traced.sampled or seconds >= self._slow_s or traced.failed(status)
+
+    def drop(self, traced: Traced) -> None:
+        """Of a request that is not kept: nothing of it is exported, whatever is noted later."""
         traced.later = _forget
-        return False
 
     def over(self, traced: Traced, root: Root) -> None:
         """Of a request that is kept."""

@@ -10,7 +10,7 @@ from gateway.access.keyring import Found, Keyring
 from gateway.access.permits import HEADER, Permit
 from gateway.credentials import key_of, tenant_of
 from gateway.errors import TooManyFailures, Unauthorized
-from gateway.messages import Handler, RequestContext, Response
+from gateway.messages import Handler, RequestContext, Response, resolved
 from gateway.observability.telemetry import Telemetry
 
 SENTENCES = {
@@ -76,8 +76,7 @@ class ApiKeys:
             self._failures.failed(request.client_address)
             self._telemetry.auth_failures.add("data", found)
             raise Unauthorized(SENTENCES[found])
-        answer = self._permitted(request, found)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._permitted(request, found))
 
 
 class KeyOfJob:
@@ -96,5 +95,4 @@ class KeyOfJob:
         if not isinstance(found, Permit):
             raise Unauthorized(SENTENCES[found])
         request.permit = found
-        answer = self._inner(request)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._inner(request))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from gateway.calling.limit_grants import own_of, taken, whose
+from gateway.calling.limit_grants import own_of, take_limits, whose
 from gateway.calling.quotas import Quotas
-from gateway.messages import Handler, RequestContext, Response
+from gateway.messages import Handler, RequestContext, Response, resolved
 from gateway.observability.telemetry import Telemetry
 from gateway.policy.model import Route
 from gateway.routing.limiting import EVERYWHERE, Asked, headers_of, requests_of, with_headers
@@ -28,9 +28,8 @@ class CountRequests:
         return self._counted(request, asked)
 
     async def _counted(self, request: RequestContext, asked: Sequence[Asked]) -> Response:
-        grant = await taken(request, self._route.name, asked, self._quotas, self._telemetry)
-        answer = self._inner(request)
-        response = answer if isinstance(answer, Response) else await answer
+        grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
+        response = await resolved(self._inner(request))
         request.served = None  # the exact fast path would answer the next one without counting it
         headers = with_headers(response.headers, headers_of(asked, grant.taken))
         return Response(response.status, headers, response.body, response.provenance)

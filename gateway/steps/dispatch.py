@@ -55,8 +55,7 @@ class Dispatch:
         """Raises `Refused`, `OnlyIfCached` among them, also where it is not awaited."""
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
-        if request.overloaded:
-            request.require_capacity()
+        request.require_capacity()
         if self._sole is not None and (request.call is None or not request.bounded):
             return self._answered_by_sole(request, self._sole)
         return self._decided(request)
@@ -69,8 +68,6 @@ class Dispatch:
         if provenance is None:
             provenance = Provenance(_verdict(request), bypass or Choice.ONLY, backend=sole.name)
             self._from_sole[bypass] = provenance
-        if self._mirror is None and request.call is not None:  # as `_finished` leaves it
-            return Response(response.status, response.headers, response.body, provenance)
         return self._finished(request, response, provenance)
 
     async def _decided(self, request: RequestContext) -> Response:

@@ -20,7 +20,7 @@ ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]
 
 class ErrorBoundary:
     """At `server.max_inflight` what need not wait is answered all the same: a hit in memory costs next to nothing. The
-    steps within call `RequestContext.require_capacity` before they wait. `inflight` None: who calls this bounds it."""
+    steps within call `RequestContext.require_capacity` before they wait. `inflight` None: the caller bounds it."""
 
     def __init__(
         self, inner: Handler, telemetry: Telemetry, inflight: Inflight | None, error_dialect: ErrorDialect

@@ -88,8 +88,7 @@ class ExactCache:
         request.since("exact", began)
         if entry is None:  # meanwhile a flight may have landed
             entry = self._store.peek(request.fingerprint)
-        answer = self._inner(request) if entry is None else self._answered(request, entry)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._inner(request) if entry is None else self._answered(request, entry))
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # Whose it is was decided by the key; that the record agrees is checked all the same.

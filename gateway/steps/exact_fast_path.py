@@ -11,7 +11,6 @@ Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -21,11 +20,12 @@ from aiohttp.helpers import rfc822_formatted_time
 
 from gateway.access.permits import Permit
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.freshness import SKEW_S, Freshness, Lifetime
+from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import provenance_of
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
 from gateway.messages import Entry, Handler, Provenance, RequestContext, Response, Verdict, Whole, resolved
+from gateway.messages.calls import NO_DIRECTIVES
 from gateway.observability.observer import CLIENT_CLOSED, Observer
 from gateway.observability.request_series import RequestSeries
 from gateway.ports import Clock, Dialect, NearStore
@@ -40,8 +40,8 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_BODY = 64 * 1024  # of a request: to hash one takes a tenth of the time to parse it
 MAX_FORMED = 512 * 1024  # of an answer
 NO_BODY = Whole(b"")
-# What is told of an entry. One that was fetched anew differs in when, to the microsecond.
-_told = attrgetter(
+# Fields of an entry that an answer shows. One that was fetched anew differs in `created`, to the microsecond.
+_shown = attrgetter(
     "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
 )
 STEPS = ["exact"]  # of a hit that took no others
@@ -69,22 +69,22 @@ class _Known:
     size: int  # bytes that lie here alone
 
     def is_of(self, entry: Entry) -> bool:
-        """Whether that is the entry which was answered with, as far as the answer and what is told of it go."""
-        return _told(entry) == _told(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
+        """Whether this is the entry of the remembered answer, as far as the answer shows."""
+        return _shown(entry) == _shown(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
 
     def lean(self) -> _Known:
         """Without what is large, for an entry that does not lie in memory."""
         return replace(self, entry=replace(self.entry, payload=(), question=None), body=None)
 
-    def wire(self, request: RequestContext, body: bytes, age_s: float, left_s: float, seconds: float) -> bytes:
+    def wire(self, request: RequestContext, body: bytes, freshness: Freshness, seconds: float) -> bytes:
         """A request's id has no line break."""
         headers, date = self.headers, rfc822_formatted_time().encode()
         identity = request.id.encode()
         if headers.ids == 1 and headers.times:
-            return self.form % (identity, left_s, age_s, 1e3 * seconds, len(body), date, body)
+            return self.form % (identity, freshness.ttl_s, freshness.age_s, 1e3 * seconds, len(body), date, body)
         values: list[Any] = [identity] * headers.ids
         if headers.explains:
-            values += (left_s, age_s)
+            values += (freshness.ttl_s, freshness.age_s)
             if headers.times:
                 values.append(1e3 * seconds)
         return self.form % (*values, len(body), date, body)
@@ -92,8 +92,8 @@ class _Known:
 
 class ExactFastPath:
     """First of all steps. `table` returns the policy in force; it is compared by identity. `holds`: whether a key is
-    still as good as when it was looked at; where that is not known, `Authenticate` asks. `inflight` None: who calls
-    this bounds what waits."""
+    still as good as when it was looked at; where that is not known, `Authenticate` asks. `inflight` None: the
+    caller bounds what waits."""
 
     def __init__(
         self,
@@ -109,12 +109,14 @@ class ExactFastPath:
         self._store = store
         self._table = table
         self._observer = observer
-        self._traces = observer.traces
+        self._begin = observer.begin
         self._clock = clock
         self._holds = holds
         self._inflight = inflight
         self._known: BoundedCache[Hashable, _Known] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
-        self._once: set[int] = set()  # hashes of requests that were hits once: one that comes again is worth a place
+        self._seen_once: set[int] = (
+            set()
+        )  # hashes of requests that were hits once: one that comes again is worth a place
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         body = request.body_source.taken
@@ -123,10 +125,10 @@ class ExactFastPath:
         key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
         known = self._known.get(key)
         if known is not None:
-            answer = self._again(request, key, known)
+            answer = self._repeat(request, key, known)
             if answer is not None:
                 return answer
-        request.written = self._written
+        request.on_written = self._learn
         return self._inner(request)
 
     def _key(self, request: RequestContext, body: bytes) -> Hashable:
@@ -134,7 +136,7 @@ class ExactFastPath:
         also = self._table().traced_matches
         return (request.head_digest, body, *[request.headers.get(name) for name in also])
 
-    def _again(self, request: RequestContext, key: Hashable, known: _Known) -> Response | Awaitable[Response] | None:
+    def _repeat(self, request: RequestContext, key: Hashable, known: _Known) -> Response | Awaitable[Response] | None:
         """None where the request has to be read."""
         if known.table is self._table():
             entry = self._store.peek(known.entry.fingerprint)
@@ -144,18 +146,19 @@ class ExactFastPath:
                 if known.body is not None:
                     known = known.lean()
                     self._known.put(key, known)
-                return self._recalled(request, key, known)
+                return self._from_store(request, key, known)
         self._known.pop(key)  # another policy; or it was fetched anew
         return None
 
-    async def _recalled(self, request: RequestContext, key: Hashable, known: _Known) -> Response:
+    async def _from_store(self, request: RequestContext, key: Hashable, known: _Known) -> Response:
         """From the store: its entry has made room for others."""
         try:
             entry = await self._store.get(known.entry.fingerprint)
         except StoreUnavailable:  # the steps find out, and say so
             entry = None
         except BaseException:
-            self._observer.begin(request)
+            if self._begin is not None:
+                self._begin(request)
             request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
             self._observer.over(request, CLIENT_CLOSED, None)
             raise
@@ -165,7 +168,7 @@ class ExactFastPath:
             answer = self._answered(request, known, entry.payload[0])
             if answer is not None:
                 return answer
-        request.written = self._written
+        request.on_written = self._learn
         return await resolved(self._inner(request))
 
     def _answered(self, request: RequestContext, known: _Known, body: bytes) -> Response | None:
@@ -173,37 +176,28 @@ class ExactFastPath:
         entry = known.entry
         if known.permit is not None and not self._holds(known.permit):
             return None
-        # As `freshness_of` decides where the client says nothing of ages.
-        age_s = self._clock.wall() - entry.created
-        left_s = known.lifetime.ttl_of(entry)
-        if age_s > 0:
-            left_s -= age_s
-        else:
-            age_s = max(0.0, age_s) if age_s >= -SKEW_S else math.inf
-        if left_s <= 0 or age_s == math.inf:
+        freshness = freshness_of(entry, known.lifetime, NO_DIRECTIVES, self._clock.wall())
+        if not freshness.fresh:
             return None
         request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
         request.permit, request.facts = known.permit, known.facts
-        told = request.facts is not None  # of its age
-        if self._traces:
-            self._observer.begin(request)
+        if self._begin is not None:
+            self._begin(request)
         seconds = request.since("exact", request.received) - request.received
-        traced = request.traced
+        traced, provenance = request.traced, known.provenance
         if traced is not None:
             traced.operation, traced.model = entry.operation, entry.model
-            told = told or traced.sampled or seconds >= self._observer.slow_s
-        provenance = known.provenance
-        if told:
-            provenance = provenance_of(entry, Freshness(True, age_s, left_s), Verdict.EXACT)
+        if request.facts is not None or (traced is not None and self._observer.exports(request, 200, seconds)):
+            provenance = provenance_of(entry, freshness, Verdict.EXACT)  # they tell of its age
         self._observer.whole(request, 200, provenance, known.series)
-        return Response(200, (), NO_BODY, provenance, known.wire(request, body, age_s, left_s, seconds))
+        return Response(200, (), NO_BODY, provenance, known.wire(request, body, freshness, seconds))
 
     # What becomes a hit
 
-    def _written(
+    def _learn(
         self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
     ) -> None:
-        """Learns a request that is answered, where that was an exact hit and nothing else, twice. `form`: head and body
+        """Remembers a request with its second answer, if both were exact hits and nothing else. `form`: head and body
         as a format, which the headers' values, the body's length, the date and the body complete; `data`: the body."""
         provenance, body, served = response.provenance, request.body_source.taken, request.served
         if provenance.verdict is not Verdict.EXACT or served is None or body is None:
@@ -237,11 +231,11 @@ class ExactFastPath:
 
     def _is_first(self, digest: bytes, body: bytes) -> bool:
         mark = hash((digest, body))
-        if mark in self._once:
+        if mark in self._seen_once:
             return False
-        if len(self._once) >= MAX_KNOWN:
-            self._once.clear()
-        self._once.add(mark)
+        if len(self._seen_once) >= MAX_KNOWN:
+            self._seen_once.clear()
+        self._seen_once.add(mark)
         return True
 
 

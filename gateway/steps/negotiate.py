@@ -25,6 +25,7 @@ from gateway.messages import (
     Response,
     Verdict,
     Whole,
+    resolved,
 )
 from gateway.policy.model import Replay
 from gateway.ports import Clock
@@ -75,16 +76,13 @@ class Negotiate:
         return answer if self._is_plain(call, answer) else self._negotiated(request, call, answer)
 
     async def _split(self, request: RequestContext, call: Call, inputs: SplitInputs) -> Response:
-        response = await inputs.answer(request, call, self._inner)
-        answer = self._negotiated(request, call, response)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._negotiated(request, call, await inputs.answer(request, call, self._inner)))
 
     async def _awaited(self, request: RequestContext, call: Call, pending: Awaitable[Response]) -> Response:
         response = await pending
         if self._is_plain(call, response):
             return response
-        answer = self._negotiated(request, call, response)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._negotiated(request, call, response))
 
     def _is_plain(self, call: Call, response: Response) -> bool:
         """Whether the answer is in the client's form as it is, as most are."""

@@ -14,11 +14,11 @@ class Observe:
     def __init__(self, inner: Handler, observer: Observer) -> None:
         self._inner = inner
         self._observer = observer
-        self._traces = observer.traces
+        self._begin = observer.begin
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        if self._traces:
-            self._observer.begin(request)
+        if self._begin is not None:
+            self._begin(request)
         answer = self._inner(request)
         return self._seen(request, answer) if isinstance(answer, Response) else self._awaited(request, answer)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.cache.directives import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of
 from gateway.credentials import TRACING
-from gateway.messages import Bypass, Call, Handler, RequestContext, Response
+from gateway.messages import Bypass, Call, Handler, RequestContext, Response, resolved
 from gateway.policy.model import Policy, Route
 from gateway.ports import Dialect
 from gateway.precedence import Priority
@@ -75,8 +75,7 @@ class ParseAndRoute:
             call = dialect.parse(request.path, body, request.headers)
         else:
             call = await asyncio.to_thread(dialect.parse, request.path, body, request.headers)
-        answer = self._routed(request, table, call)
-        return answer if isinstance(answer, Response) else await answer
+        return await resolved(self._routed(request, table, call))
 
     def _routed(self, request: RequestContext, table: RouteTable, call: Call | None) -> Response | Awaitable[Response]:
         if call is not None and request.traced is not None:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.cache.price import Price
-from gateway.calling.limit_grants import own_of, taken, whose
+from gateway.calling.limit_grants import own_of, take_limits, whose
 from gateway.calling.quotas import Grant, Quotas
 from gateway.errors import OutOfTime, StaleWanted
 from gateway.flow import Tap, tapped, with_end
-from gateway.messages import Call, Event, EventStream, Handler, RequestContext, Response, Usage, Whole
+from gateway.messages import Call, Event, EventStream, Handler, RequestContext, Response, Usage, Whole, resolved
 from gateway.observability.telemetry import Telemetry
 from gateway.policy.limits import Limits
 from gateway.policy.model import Route
@@ -65,15 +65,14 @@ class RateLimit:
         return self._limited(request, asked)
 
     async def _limited(self, request: RequestContext, asked: Sequence[Asked]) -> Response:
-        grant = await taken(request, self._route.name, asked, self._quotas, self._telemetry)
+        grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
         held = light_only(asked, grant.taken)
         if held is not None:
             self._telemetry.limited.add(self._route.name, held)
         account = _Account(self, asked, grant)
         try:
             request.light_only, request.metered = held is not None, True
-            answer = self._inner(request)
-            response = answer if isinstance(answer, Response) else await answer
+            response = await resolved(self._inner(request))
         except (OutOfTime, StaleWanted):
             self._quotas.give_back(grant, not_asked(asked, grant.taken))
             account.close(Estimate())

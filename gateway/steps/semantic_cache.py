@@ -115,8 +115,6 @@ class SemanticCache:
                 return self._embedded(request, question, began)
             request.since("embed", began)
             request.embedding = embedding
-            if embedding.truncated or embedding.unreadable:
-                request.note = embedding.why_partial
         return self._looked_up(request, question, embedding)
 
     async def _embedded(self, request: RequestContext, question: str, began: float) -> Response:
@@ -127,13 +125,14 @@ class SemanticCache:
             return await resolved(self._inner(request))
         finally:
             request.since("embed", began)
-        if embedding.partial:
-            request.note = embedding.why_partial
         return await resolved(self._looked_up(request, question, embedding))
 
     def _looked_up(
         self, request: RequestContext, question: str, embedding: Embedding
     ) -> Response | Awaitable[Response]:
+        if embedding.partial:
+            request.note = embedding.why_partial
+            return self._missed(request, question, embedding)
         hit = self._lookup.find(request, question, embedding)
         if hit is None:
             return self._missed(request, question, embedding)

@@ -73,8 +73,9 @@ class SemanticLookup:
     def find(
         self, request: RequestContext, question: str, embedding: Embedding
     ) -> Response | Awaitable[Response | None] | None:
-        """None: there is none that may be served. To be awaited where something has to be waited for."""
-        if not request.scope or embedding.truncated or embedding.unreadable or request.directives.no_cache:
+        """None: there is none that may be served. To be awaited where something has to be waited for. `embedding`: of
+        all of the question."""
+        if not request.scope or request.directives.no_cache:
             return None
         # By a plain threshold the nearest is the best, and the others are read for the traffic log alone. Where it is
         # of no use they are looked at.
