@@ -1,7 +1,7 @@
 """How far the formulas of `nearhit capacity` are from a simulation, and both from gateways that run on one store.
 
 `make bench-capacity`. Poisson arrivals at several rates: a fifth exact hits, a fifth semantic ones, the rest misses.
-The unit costs are those of gateway/capacity/costs.yaml. What a machine that others use does to them is part of the
+The unit costs are those of gateway/tools/capacity/costs.yaml. What a machine that others use does to them is part of the
 answer: "costs" says how much dearer the same work was in the run than in the file (less what an idle gateway does),
 "starved" for how long threads that were ready to work had no processor, in per cent of what they worked. Rows with more
 than 50 % have a star: their p95 says what the machine did, and nothing of the formulas.
@@ -32,10 +32,10 @@ from bench.overload import Clients, Seen
 from bench.protocols import QUESTION
 from bench.unit_costs import CONFIG, POLICY
 from bench.unit_costs import Bench as Questions
-from gateway.capacity.costs import Costs, load_costs
-from gateway.capacity.demand import Demand
-from gateway.capacity.plan import work_of
-from gateway.capacity.queueing import wait_quantile_s
+from gateway.tools.capacity.costs import Costs, load_costs
+from gateway.tools.capacity.demand import Demand
+from gateway.tools.capacity.plan import work_of
+from gateway.tools.capacity.queueing import wait_quantile_s
 
 STARVED = 0.5  # of the time worked
 SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from gateway.cli import main
-from gateway.observability.loop_watch import LoopWatch
+from gateway.__main__ import main
+from gateway.observability.event_loop_monitor import LoopWatch
 
 OPTION = "--counts="
 BEGUN = "begun"

@@ -24,13 +24,13 @@ from typing import Any
 from aiohttp import web
 from playwright.async_api import Browser, Page
 
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.redis_timeline import RedisTimeline
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.timeline import RedisTimeline
+from gateway.adapters.system.clock import SystemClock
 from gateway.admin.history import KEEP, SHARED
+from gateway.admin.policy_validation import staged_folder
 from gateway.observability.metrics import LATENCY_BUCKETS
-from gateway.policy_life.staging import staged_folder
 from tests.fixtures.browser import browser_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.stores import outside_server

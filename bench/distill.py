@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateways import free_port, gateway_of
-from gateway.demo.triton_environment import ensure_triton
-from gateway.demo.triton_server import TritonPorts, TritonServer
-from gateway.distill.data import Row, read_data
-from gateway.distill.report import Share, share_of
+from gateway.tools.demo.triton_environment import ensure_triton
+from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.tools.distillation.data import Row, read_data
+from gateway.tools.distillation.report import Share, share_of
 
 TRITON_ENV = Path(__file__).parents[1] / ".venv-triton"
 CONFIG = """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.distill import drawn, measured, shown, triton_of
 from bench.gateways import EXACT_CACHE, gateway_of
-from gateway.cli import main as nearhit
+from gateway.__main__ import main as nearhit
 
 LARGE, NAME = "intents-large", "walked"
 CONFIG = """

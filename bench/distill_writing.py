@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.distill import drawn
 from bench.distill_walk import command
-from gateway.distill.data import Row
+from gateway.tools.distillation.data import Row
 
 SMALL = ("--epochs", 12, "--layers", 2, "--width", 128, "--hidden", 256, "--vocabulary", 2048, "--context", 128)
 

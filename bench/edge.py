@@ -19,8 +19,8 @@ import uvloop
 
 from bench.gateways import gateway_of
 from bench.load import request_bytes, run
-from gateway.adapters.onnx_folder import ModelFolder
-from gateway.adapters.onnx_generator import Generator
+from gateway.adapters.onnx.generator import Generator
+from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.generation.asked import Sampling, asked_of
 
 SMALL = Path(__file__).parents[1] / "tests" / "fixtures" / "onnx" / "generate"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from tritonclient.grpc.aio import InferenceServerClient
 
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.immediate_embedder import ImmediateEmbedder
-from gateway.composition.model_parts import build_embedder
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.inline import ImmediateEmbedder
+from gateway.cache.model_factory import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder
 from tests.fixtures.embedding_triton import embedding_triton

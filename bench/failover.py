@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.redis_names import CLUSTERED
+from gateway.adapters.redis.keyspace import CLUSTERED
 from tests.fixtures.gateways import config_of, gateway_of, recovered
 from tests.fixtures.store_cluster import store_cluster
 from tests.fixtures.store_fleets import ENVIRON, Member, sentinel_fleet

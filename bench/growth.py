@@ -32,8 +32,8 @@ from bench.load import Load, cpu_seconds, request_bytes, rss_mb, run, starved_se
 from bench.protocols import QUESTION
 from bench.questions import Questions
 from bench.rows import FIXED, PROXY, STORED
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_names import ONE_SERVER
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.keyspace import ONE_SERVER
 
 SIZES = (1024, 4096, 16384, 65536, 262144, 1000000)
 CONNECTIONS = (1, 4, 16, 64, 256, 1000)

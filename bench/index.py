@@ -23,8 +23,8 @@ import numpy as np
 from bench import index_device
 from bench.index_start import EMBEDDER, SCOPE, fill_store, fingerprint, start
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.index_checkpoint import Kind, write_checkpoint
+from gateway.adapters.faiss.checkpoint import Kind, write_checkpoint
+from gateway.adapters.faiss.index import FaissIndex
 from gateway.errors import StartFailed
 
 ASKED = 1000

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from bench.index_start import SCOPE, fingerprint
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.faiss_partition import Part
-from gateway.adapters.faiss_placed import Device
-from gateway.adapters.faiss_training import SAMPLE_PER_LIST, Plan, train_centroids
-from gateway.adapters.index_checkpoint import Lists, Piece
-from gateway.composition.index_parts import build_device
+from gateway.adapters.faiss.checkpoint import Lists, Piece
+from gateway.adapters.faiss.gpu_partition import Device
+from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.faiss.index_plan import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.partition import Part
+from gateway.cache.index_factory import build_device
 from tests.fixtures.faiss_device import CpuDevice
 
 ASKED, CALLERS, ADDED = 1000, 32, 2000

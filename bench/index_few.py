@@ -14,8 +14,8 @@ import faiss
 import numpy as np
 
 from bench.questions import Matrix, Questions
-from gateway.adapters.faiss_partition import empty_lists, search_lists
-from gateway.adapters.faiss_training import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.index_plan import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.partition import empty_lists, search_lists
 from gateway.cache.acceptance import FLOOR
 
 ASKED, TIMED, NEIGHBOURS = 2000, 300, 4

@@ -18,10 +18,10 @@ from redis import Redis
 
 from bench.gateways import free_port
 from bench.questions import DIMENSION, Matrix
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.cache.records import encode
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.records import encode
 from gateway.messages import Entry
 
 SCOPE = "5" * 64

@@ -18,9 +18,9 @@ import faiss
 import numpy as np
 
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.milvus_index import BATCH, MilvusIndex
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.milvus.index import BATCH, MilvusIndex
+from gateway.adapters.system.clock import SystemClock
 from gateway.errors import IndexUnavailable
 from gateway.ports import StoredVector, VectorIndex
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from gateway.routing.latency import Asked, LatencyBook
+from gateway.upstream.latency import Asked, LatencyBook
 
 ROUNDS, CALLS = 7, 2000
 

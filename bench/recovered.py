@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gateway.policy.model import Target, Tier
-from gateway.routing.escalation import RouteEscalation
-from gateway.routing.reading import FloatArray
+from gateway.config.policy.model import Target, Tier
+from gateway.routing.prompt_features import FloatArray
+from gateway.routing.tier_controller import RouteEscalation
 from training import gaps
 
 STEPS = 10  # of the area, as RouteLLM's evaluation and `router_eval.py` take them

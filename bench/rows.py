@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.asked import CONFIG, POLICY, body, other_case, other_spacing, unheard
 from bench.protocols import EVENTS, QUESTION
-from gateway.policy import upstream
+from gateway.config.policy import single_backend
 
 CHAT = "/v1/chat/completions"
 FIXED, PROXY = "bare server, fixed body", "bare reverse proxy"
@@ -16,7 +16,7 @@ BURST, RELAYED = f"bare server, burst of {EVENTS} events", "bare reverse proxy, 
 EXACT_HIT, TWO_WORKERS = "exact hit", "exact hit, two workers"
 PLAIN, PROMISED = "min_similarity: 0.9", "max_wrong_hits: 1%"
 # What `nearhit serve --upstream` runs with, and a route that does not cache.
-SHIPPED = upstream.POLICY.decode().replace(
+SHIPPED = single_backend.POLICY.decode().replace(
     "routes:\n", "routes:\n  - {name: through, match: {model: uncached}, route: {backend: main}}\n"
 )
 # All that a request may have on that is no other answer: browsers, compression and traces (to an endpoint that takes

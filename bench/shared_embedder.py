@@ -24,9 +24,9 @@ import uvloop
 from bench.asked import other_case
 from bench.load import cpu_seconds
 from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.onnx_encoder import TOGETHER, OnnxEncoder
-from gateway.modelkit.files import MODEL, default_model_dir
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
+from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 
 CALLERS = 16  # of each process that has texts embedded
 MODULE = "bench.shared_embedder"

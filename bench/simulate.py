@@ -24,13 +24,13 @@ from aiohttp import web
 
 from bench.protocols import TEXT
 from gateway.config import Config
-from gateway.policy.load import policy_from_text
-from gateway.traffic.forecast import recorded_side
-from gateway.traffic.format import Recorded
-from gateway.traffic.job import Job, done, job_of
-from gateway.traffic.reader import read_traffic
-from gateway.traffic.recorder import Recorder
-from gateway.traffic.segments import Segments
+from gateway.config.policy.load import policy_from_text
+from gateway.steps.traffic_log.format import Recorded
+from gateway.steps.traffic_log.reader import read_traffic
+from gateway.steps.traffic_log.recorder import Recorder
+from gateway.steps.traffic_log.segments import Segments
+from gateway.tools.simulation.summary import recorded_side
+from gateway.tools.simulation.worker_process import Job, done, job_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
 WORDINGS = Path(__file__).parents[1] / "training" / "wordings"

@@ -20,12 +20,12 @@ from typing import Any
 import uvloop
 
 from bench.load import cpu_seconds
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_exchange import Word
-from gateway.adapters.redis_guard import Guard
-from gateway.adapters.redis_put import PUT
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.connection import Word
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.put_script import PUT
+from gateway.adapters.redis.store_client import Guard
+from gateway.adapters.system.clock import SystemClock
 
 ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32
 SIZES = (700, 4_000, 16_000, 64_000, 1_000_000)

@@ -1,7 +1,7 @@
 """What `nearhit capacity` counts with: CPU of a gateway and of its store for each kind of request, for each event of a
 stream and for each change that another gateway made, and bytes of an entry.
 
-`make bench-unit-costs`; the figures belong into gateway/capacity/costs.yaml, with the date and the machine.
+`make bench-unit-costs`; the figures belong into gateway/tools/capacity/costs.yaml, with the date and the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.load import cpu_seconds, loop_seconds, request_bytes, rss_mb, run
 from bench.protocols import BODY, QUESTION
 from bench.replicas import WORDS, write
 from bench.servers import WHOLE
-from gateway.composition.model_parts import build_encoder
+from gateway.cache.model_factory import build_encoder
 from gateway.config.schema import Embedder as EmbedderConfig
 
 CONFIG = """

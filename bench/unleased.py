@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway import pipeline
-from gateway.cli import main
+from gateway.__main__ import main
 
 if __name__ == "__main__":
     pipeline.PER_ROUTE = [step for step in pipeline.PER_ROUTE if step.name != "ClusterLease"]

@@ -1,0 +1,1 @@
+"""nearhit: a semantic response cache and adaptive routing gateway for model endpoints."""

@@ -12,43 +12,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.system_clock import SystemClock
+from gateway import operations
+from gateway.access import Access
+from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import shown
 from gateway.admin.explain import ExplainHandler
+from gateway.admin.explain_requests import ExplainRequests
 from gateway.admin.gauges import Gauges, show_policy, sizes
 from gateway.admin.limits import LimitsHandler
+from gateway.admin.policy import policy_admin_of
+from gateway.admin.policy_manager import PolicyLife
+from gateway.admin.policy_sync import share_policy
 from gateway.admin.quality import Quality
 from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Stats
-from gateway.background import begun_again, run_within
-from gateway.composition import operations
-from gateway.composition.access_parts import Access
-from gateway.composition.dashboard import Dashboard, Observed
-from gateway.composition.fleet_figures import figures_of
-from gateway.composition.hired import Hired, admin_of, data_of
-from gateway.composition.job_parts import build_jobs
-from gateway.composition.listening import DataDirLock, certificates_of, grpc_port_of, listening
-from gateway.composition.model_parts import build_embedder
-from gateway.composition.observability import observer_of
-from gateway.composition.parts import Parts, build_parts
-from gateway.composition.steps import RouteSteps, SharedSteps
-from gateway.composition.store_parts import Stores, open_stores
+from gateway.cache.model_factory import build_embedder
+from gateway.cache.stores import Stores, open_stores
+from gateway.circuit_breaker import State
 from gateway.config import Config
-from gateway.explaining.requests import ExplainRequests
+from gateway.config.errors import Fault
+from gateway.config.policy.model import Policy
+from gateway.context import Handler
+from gateway.dashboard import Dashboard, Observed
+from gateway.fleet_metrics import figures_of
 from gateway.http_server.server import DataPort
 from gateway.inflight import Inflight
-from gateway.messages import Handler
+from gateway.job_service import build_jobs
+from gateway.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.observability.access_log import AccessLog
+from gateway.observer_factory import observer_of
+from gateway.parts import Parts, build_parts
 from gateway.pipeline import Deployment, route_table, shared_pipeline
-from gateway.policy.model import Policy
-from gateway.policy_life.admin import policy_admin_of
-from gateway.policy_life.common import share_policy
-from gateway.policy_life.life import PolicyLife
 from gateway.ports import Clock
-from gateway.routing.breaker import State
+from gateway.route_steps import RouteSteps, SharedSteps
 from gateway.steps.parse_and_route import RouteTable
-from gateway.written.faults import Fault
+from gateway.tasks import begun_again, run_within
+from gateway.worker import Hired, admin_of, data_of
 
 LOG = logging.getLogger("nearhit")
 

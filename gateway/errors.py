@@ -3,7 +3,7 @@ leave the step that can do without the part which failed."""
 
 from __future__ import annotations
 
-from gateway.precedence import Shed
+from gateway.priority import Shed
 
 
 class Refused(Exception):

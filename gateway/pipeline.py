@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gateway.composition.steps import RouteSteps, SharedSteps
 from gateway.config import Config
-from gateway.messages import Handler, RequestContext, Response
-from gateway.policy.model import Policy, Route
+from gateway.config.policy.model import Policy, Route
+from gateway.context import Handler, RequestContext
+from gateway.messages import Response
+from gateway.route_steps import RouteSteps, SharedSteps
 from gateway.steps.parse_and_route import RouteTable
 
 B = TypeVar("B")

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 from typing import Any
 
 from gateway.bounded_cache import BoundedCache
-from gateway.messages import Provenance, RequestContext, Response, Verdict
+from gateway.context import RequestContext
+from gateway.messages import Provenance, Response, Verdict
 
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
 MAX_TEMPLATES = 2048  # of half a kB; clients choose none of what makes one

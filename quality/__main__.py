@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway.cache.control.ledger import Ledger
-from gateway.composition.model_parts import build_encoder, build_verifier
+from gateway.cache.model_factory import build_encoder, build_verifier
+from gateway.cache.threshold.ledger import Ledger
 from gateway.config.schema import Embedder as EmbedderConfig
 from gateway.config.verifier import Verifier as VerifierConfig
 from gateway.ports import TextEncoder

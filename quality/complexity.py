@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.modelkit.files import MODEL
+from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.adapters.onnx.model_files import MODEL
 from gateway.routing.complexity import ComplexityModel, load_weights
 
 MODELS = Path(os.environ.get("NEARHIT_MODEL_DIR", ".venv/share/nearhit/models"))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.cache.control.route_control import Observation, RouteControl
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.judged import Judged
+from gateway.cache.judgement import Judged
 from gateway.cache.scoring import Near, Scorer
+from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.messages import Embedding, Vector
 from gateway.ports import Acceptance, Embedder, TextEncoder, Verifier
 

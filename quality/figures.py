@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.control.ledger import WINDOW
+from gateway.cache.threshold.ledger import WINDOW
 
 KEPT = 0.95  # of all windows: what a promise is held to
 Flags = NDArray[np.bool_]

@@ -8,8 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from gateway.cache.control.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.control.route_control import RouteControl
+from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
+from gateway.cache.threshold.route_control import RouteControl
 from quality.decision import Fixed, Frozen
 from quality.figures import Point, hit_rate, keeping, mean, share_kept, windows, within, worst
 from quality.labels import Labels

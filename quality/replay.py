@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.control.route_control import RouteControl
-from gateway.cache.control.wrong_hits import Label
-from gateway.cache.judged import MAX_CANDIDATES, Judged
+from gateway.cache.judgement import MAX_CANDIDATES, Judged
+from gateway.cache.threshold.route_control import RouteControl
+from gateway.cache.threshold.wrong_hits import Label
 from gateway.ports import Acceptance, Embedder
 from quality.decision import Decision, Stored
 from quality.labels import Labels

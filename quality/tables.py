@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gateway.cache.control.ledger import WINDOW
+from gateway.cache.threshold.ledger import WINDOW
 from quality.cost import Cost
 from quality.http_run import Served
 from quality.offline import Adapted, Kept

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.flights import aloft as alofts
+from gateway.cache import inflight_questions as alofts
 from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion

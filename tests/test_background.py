@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.background import Pauses, begun_again, cancelled, run_within
+from gateway.tasks import Pauses, begun_again, cancelled, run_within
 from tests.fixtures.waiting import until
 
 

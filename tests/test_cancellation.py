@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
 from tests.fixtures.gateways import PATIENT_S
 
 TURNS = 40  # of the event loop: more than connecting and one command take

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.flights import flight as flights
+from gateway.cache import flight as flights
 from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream, chunk, stream
 from tests.fixtures.waiting import until

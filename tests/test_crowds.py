@@ -13,11 +13,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.composition import store_parts
-from gateway.flights import flight as flights
-from gateway.flights import leasing as leasings
-from gateway.flights.leasing import Leasing
-from gateway.flights.unstorable import REMEMBERED_S, Unstorable
+from gateway.cache import cluster_leases as leasings
+from gateway.cache import flight as flights
+from gateway.cache import stores
+from gateway.cache.cluster_leases import Leasing
+from gateway.cache.hit_for_miss import REMEMBERED_S, Unstorable
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
@@ -33,7 +33,7 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def _leases_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in a real store: none is to end by time here, as it would where the machine stands still."""
-    monkeypatch.setattr(store_parts, "LEASE_TTL_S", LONG_S)
+    monkeypatch.setattr(stores, "LEASE_TTL_S", LONG_S)
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.cli import build_parser
+from gateway.__main__ import build_parser
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.policy.schema import PolicyFile
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.schema import PolicyFile
-from gateway.precedence import Shed
+from gateway.priority import Shed
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()

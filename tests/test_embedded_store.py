@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from gateway.adapters import embedded_valkey
-from gateway.adapters.child import ChildFailed, ChildProcess
-from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading, until_read
+from gateway.adapters.redis import embedded_valkey
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, Reading, until_read
+from gateway.adapters.system.child_process import ChildFailed, ChildProcess
 
 
 def closed_to_others(path: Path) -> bool:

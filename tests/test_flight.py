@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
 
-from gateway.bodies import Guarded, close_body, close_stream
+from gateway.body_streams import Guarded, close_body, close_stream
+from gateway.cache import flight as flights
+from gateway.cache.flight import Flight
 from gateway.errors import BackendError, StreamBroken
-from gateway.flights import flight as flights
-from gateway.flights.flight import Flight
 from gateway.messages import ByteStream, Event, EventStream, Response, Whole
 
 

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.redis_journal import CHANGES
-from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.redis.change_log_writer import CHANGES
+from gateway.adapters.redis.store import RedisStore
+from gateway.cache import model_factory, recovery
+from gateway.cache.evictor import Evictions
 from gateway.cache.feedback import Counterexamples
-from gateway.composition import model_parts
+from gateway.cache.recovery import Recovery
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from gateway.ports import StoredVector
-from gateway.upkeep import recovery
-from gateway.upkeep.evictions import Evictions
-from gateway.upkeep.recovery import Recovery
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
@@ -184,7 +183,7 @@ async def test_a_checkpoint_of_another_embedder_is_ignored(
     config = config_for(upstream, tmp_path)
     async with gateway_of(config) as served:
         await asked(served, ASKED)
-    monkeypatch.setattr(model_parts, "HashEncoder", Other)
+    monkeypatch.setattr(model_factory, "HashEncoder", Other)
     with caplog.at_level(logging.WARNING):
         async with gateway_of(config) as served:
             await until(lambda: served.gateway.migration.complete)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.redis_migration import RedisMigration
-from gateway.composition import model_parts
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.redis.migration import RedisMigration
+from gateway.cache import model_factory
 from gateway.config import Config
 from gateway.messages import Vector
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of
@@ -50,7 +50,7 @@ def config(upstream: Upstream, tmp_path: Path, outside_store: OutsideServer) -> 
 def other_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on gateways start with another embedder."""
     encoder = partial(HashEncoder, 512) if request.param == "another dimension" else Reversed
-    return lambda: monkeypatch.setattr(model_parts, "HashEncoder", encoder)
+    return lambda: monkeypatch.setattr(model_factory, "HashEncoder", encoder)
 
 
 async def fill(config: Config, *questions: str) -> None:
@@ -215,7 +215,7 @@ async def test_what_the_model_cannot_read_is_skipped_and_stays_an_exact_hit(
     damaged = next(key for key in client.keys(ENTRY + "*") if b"Graz" in client.hget(key, "record"))
     client.hset(damaged, "record", b"\xc1")
     other_model()
-    monkeypatch.setattr("gateway.adapters.hash_encoder.MAX_WORDS", 100)
+    monkeypatch.setattr("gateway.adapters.embedding.hashing.MAX_WORDS", 100)
     async with gateway_of(config) as served:
         assert await migrated(served) == {"done": 1, "left": 0, "skipped": 2}
         assert is_semantic(await served.chat(alike(STORED[0])))

@@ -14,11 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.modelkit import environment
-from gateway.modelkit import fetch as fetching
-from gateway.modelkit.environment import FetchFailed, make_environment, run_step
-from gateway.modelkit.fetch import EXPECTED_MODEL_SHA256, SOURCE_SHA256, fetch
-from gateway.modelkit.files import MODEL, ModelCorrupt, ModelMissing, default_model_dir, load_manifest, sha256_of
+from gateway.adapters.onnx.model_files import (
+    MODEL,
+    ModelCorrupt,
+    ModelMissing,
+    default_model_dir,
+    load_manifest,
+    sha256_of,
+)
+from gateway.tools.embedding_model import environment
+from gateway.tools.embedding_model import fetch as fetching
+from gateway.tools.embedding_model.environment import FetchFailed, make_environment, run_step
+from gateway.tools.embedding_model.fetch import EXPECTED_MODEL_SHA256, SOURCE_SHA256, fetch
 
 PIP_STEP_TIMEOUT_S = 30
 

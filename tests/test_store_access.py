@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import redis_client, redis_durable, redis_removal
-from gateway.adapters.redis_client import Access, connect
-from gateway.adapters.redis_removal import RedisRemovals
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
-from gateway.commands.doctor import look_store
-from gateway.commands.doctor.look_store import store as look_at
-from gateway.composition.store_parts import access_of
+from gateway.adapters.redis import client, durability, purge
+from gateway.adapters.redis.client import Access, connect
+from gateway.adapters.redis.purge import RedisRemovals
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
+from gateway.cache.stores import access_of
+from gateway.cli.doctor import look_store
+from gateway.cli.doctor.look_store import store as look_at
 from gateway.config.store import Store
 from gateway.config.store_url import Kind, Target, target_of
 from gateway.errors import StartFailed
@@ -32,7 +32,7 @@ from tests.fixtures.waiting import until
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentinels, and the servers that are looked at, have as long as a busy machine needs."""
-    monkeypatch.setattr(redis_client, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(client, "ASK_S", PATIENCE_S)
     monkeypatch.setattr(look_store, "ANSWER_S", PATIENCE_S)
 
 
@@ -135,8 +135,8 @@ async def test_who_may_wait_for_a_reply_may_wait_for_the_connection(upstream: Up
 
 async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that do not answer are waited for, and then it is not said."""
-    monkeypatch.setattr(redis_removal, "TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(redis_durable, "DISK_MS", int(PATIENCE_S * 1000))  # a busy disk is not what is looked at
+    monkeypatch.setattr(purge, "TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(durability, "DISK_MS", int(PATIENCE_S * 1000))  # a busy disk is not what is looked at
     (tmp_path / "replica").mkdir()
     with outside_server(tmp_path, arguments=("--appendonly", "yes", "--repl-diskless-sync-delay", "0")) as primary:
         port = primary.client.connection_pool.connection_kwargs["port"]
@@ -148,7 +148,7 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, m
             store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
             removals = RedisRemovals(store)
             with monkeypatch.context() as patient:
-                patient.setattr(redis_durable, "REPLICAS_MS", int(PATIENCE_S * 1000))
+                patient.setattr(durability, "REPLICAS_MS", int(PATIENCE_S * 1000))
                 assert await removals.write_bans({"a": b"1"}, []) is True
             assert replica.client.hgetall("nearhit:1:bans") == {b"a": b"1"}
             replica.freeze()

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.immediate_embedder import ImmediateEmbedder
-from gateway.adapters.redis_migration import RedisMigration
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.adapters.redis_store import RedisStore
-from gateway.cache.control.evidence import Evidence
-from gateway.composition import model_parts, space_parts
+from gateway import space_factory
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.inline import ImmediateEmbedder
+from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.migration import RedisMigration
+from gateway.adapters.redis.store import RedisStore
+from gateway.cache import embedder_cutover, model_factory
+from gateway.cache.embedding_spaces import Newcomers
+from gateway.cache.recovery import Recovery
+from gateway.cache.threshold.evidence import Evidence
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
 from gateway.ports import Embedder
-from gateway.spaces import Newcomers
-from gateway.upkeep import succession
-from gateway.upkeep.recovery import Recovery
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
 from tests.fixtures.gateways import gateway_of as gateway_with
@@ -52,7 +52,7 @@ Start = Callable[..., Config]
 
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "GRACE_S", 0.0)
+    monkeypatch.setattr(embedder_cutover, "GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
 async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_parts, "Newcomers", partial(Newcomers, 1))
+    monkeypatch.setattr(space_factory, "Newcomers", partial(Newcomers, 1))
     await fill(start(HASH))
     held = Held(monkeypatch)
     late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
@@ -287,7 +287,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
 async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_parts, "Newcomers", partial(Newcomers, 1))
+    monkeypatch.setattr(space_factory, "Newcomers", partial(Newcomers, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
     started = asyncio.Event()
@@ -386,7 +386,7 @@ async def test_vectors_of_two_models_are_never_compared(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two models of one dimension, so that nothing but the code keeps them apart."""
-    monkeypatch.setattr(model_parts, "OnnxEncoder", lambda *_, **__: Reversed())
+    monkeypatch.setattr(model_factory, "OnnxEncoder", lambda *_, **__: Reversed())
     made: dict[bytes, str] = {}
     met: dict[Any, set[str]] = defaultdict(set)
     add, search, near, shift = FaissIndex.add, FaissIndex.search, FaissIndex.near, Evidence.shift
@@ -484,8 +484,8 @@ async def test_lookups_stay_with_the_old_model_while_the_new_one_gives_no_vector
 ) -> None:
     """Or its texts would all be skipped, and the cache be empty after the swap."""
     await fill(start(HASH))
-    monkeypatch.setattr("gateway.upkeep.migration.RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.upkeep.migration.AWAY", 2)
+    monkeypatch.setattr("gateway.cache.embedding_migration.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.cache.embedding_migration.AWAY", 2)
     embed, away, tries = BatchingEmbedder.embed, asyncio.Event(), 0
 
     async def sometimes(self: BatchingEmbedder, text: str, owner: str = "") -> Embedding:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.written import units
+from gateway.config import units
 
 
 @pytest.mark.parametrize(

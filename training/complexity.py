@@ -22,7 +22,7 @@ import numpy.typing as npt
 import sklearn
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.routing.complexity import (
     TRAINED,
     VARIANTS,
@@ -33,7 +33,7 @@ from gateway.routing.complexity import (
     Standard,
     Variant,
 )
-from gateway.routing.reading import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
+from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
 from training import gaps
 
 HERE = Path(__file__).parent

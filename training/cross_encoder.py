@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gateway.modelkit.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
-from gateway.modelkit.files import TOKENIZER_FILE, sha256_of
-from gateway.modelkit.word_table import WordTable, load_word_table
+from gateway.adapters.onnx.model_files import TOKENIZER_FILE, sha256_of
+from gateway.adapters.onnx.word_table import WordTable, load_word_table
+from gateway.tools.embedding_model.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
 from training import cross_export, wordings
 from training.cross_network import Network, Read, Reader, batch
 from training.encoder import Encoder

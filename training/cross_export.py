@@ -21,12 +21,12 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder
-from gateway.adapters.pair_reader import PairReader, joined
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder
+from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
+from gateway.adapters.onnx.pair_tokenizer import PairReader, joined
+from gateway.adapters.onnx.word_table import WordTable
 from gateway.cache.features import FloatArray
-from gateway.modelkit import unquantise
-from gateway.modelkit.files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.modelkit.word_table import WordTable
+from gateway.tools.embedding_model import dequantize
 from training.cross_network import Network, batch
 from training.encoder import Encoder
 from training.pair import Pair
@@ -102,7 +102,7 @@ def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
     reader, found = PairReader(model / TOKENIZER_FILE), []
     with tempfile.TemporaryDirectory() as scratch:
         exact = Path(scratch) / "float32.onnx"
-        unquantise.write(graph, exact, model / MODEL_FILE)
+        dequantize.write(graph, exact, model / MODEL_FILE)
         session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
     for asked, stored in RECOGNISED:
         pair = joined(reader.ids(asked), reader.ids(stored))

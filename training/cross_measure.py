@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
-from gateway.adapters.onnx_cross_encoder import OnnxCrossEncoder
+from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.learned import WEIGHTS, LearnedVerifier, load_weights
+from gateway.cache.learned_verifier import WEIGHTS, LearnedVerifier, load_weights
 from training import wordings
 from training.encoder import Encoder
 from training.verifier import SEED, held_out

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import nn
 
-from gateway.modelkit.word_table import WordTable
+from gateway.adapters.onnx.word_table import WordTable
 from training.pair import Pair
 
 WIDTH = 384

@@ -32,7 +32,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from gateway.distill.trainer.speaking import END, PAD, ROLES, TEMPLATE, tokenizer_of
+from gateway.tools.distillation.trainer.prompt_format import END, PAD, ROLES, TEMPLATE, tokenizer_of
 
 HERE = Path(__file__).parent
 VOCABULARY, CONTEXT, KIND_CONTEXT = 512, 192, 64

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.routing.reading import FloatArray
+from gateway.routing.prompt_features import FloatArray
 
 Curve = tuple[FloatArray, FloatArray]
 RESAMPLES = 400

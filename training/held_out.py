@@ -13,9 +13,9 @@ import argparse
 import json
 from pathlib import Path
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
+from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.routing.complexity import load_weights
-from gateway.routing.reading import Commonness
+from gateway.routing.prompt_features import Commonness
 from training import gaps
 from training.complexity import common_words, graded, grouped, held_out, outcomes, scored
 

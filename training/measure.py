@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.control.ledger import WINDOW
-from gateway.cache.control.route_control import Observation, RouteControl
-from gateway.cache.control.wrong_hits import Label
-from gateway.cache.learned import LearnedVerifier, load_weights
+from gateway.cache.learned_verifier import LearnedVerifier, load_weights
+from gateway.cache.threshold.ledger import WINDOW
+from gateway.cache.threshold.route_control import Observation, RouteControl
+from gateway.cache.threshold.wrong_hits import Label
 from gateway.ports import Acceptance, Candidate, Opinion, PriorBands
 from training.encoder import Encoder
 from training.verifier import SEED

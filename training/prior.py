@@ -24,18 +24,18 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
 from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.calibrated import ABOUT_FILE, WEIGHTS
-from gateway.cache.control.evidence import Evidence, Labelled
-from gateway.cache.control.ledger import BANDS, band_of
-from gateway.cache.control.predictive import falling
+from gateway.cache.calibration import ABOUT_FILE, WEIGHTS
 from gateway.cache.features import FloatArray
-from gateway.cache.learned import LearnedVerifier, weights_from
+from gateway.cache.learned_verifier import LearnedVerifier, weights_from
+from gateway.cache.threshold.evidence import Evidence, Labelled
+from gateway.cache.threshold.ledger import BANDS, band_of
+from gateway.cache.threshold.predictive import falling
 from gateway.ports import Candidate, Opinion, PriorBands, Verifier
 from training import wordings
 from training.encoder import Encoder
 from training.verifier import SEED, is_held_out
 
-NEIGHBOURS = 4  # as gateway.cache.judged.MAX_CANDIDATES
+NEIGHBOURS = 4  # as gateway.cache.judgement.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured

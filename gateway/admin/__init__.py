@@ -1,0 +1,1 @@
+"""The admin port: metrics, dashboard, policies, keys, purge and explain."""

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.adapters.audit_file import AuditFile
-from gateway.admin.answers import answered, asked_number, json_answer
+from gateway.adapters.system.audit_file import AuditFile
+from gateway.admin.responses import answered, asked_number, json_answer
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import RemovalStore

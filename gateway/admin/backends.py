@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.backends.lane import Lane
-from gateway.backends.pool import Pool
-from gateway.routing.latency import CONFIDENCE, Asked
+from gateway.upstream.backend import Pool
+from gateway.upstream.latency import CONFIDENCE, Asked
+from gateway.upstream.upstream import Lane
 
 
 def shown(pools: Mapping[str, Pool], now: float) -> dict[str, Any]:

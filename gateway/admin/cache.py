@@ -11,15 +11,15 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import BeforeValidator, Field
 
-from gateway.admin.answers import NO_STORE, answered, asked_number, json_answer, object_of, section_of
 from gateway.admin.audit import note
+from gateway.admin.purge_validation import Names
+from gateway.admin.responses import NO_STORE, answered, asked_number, json_answer, object_of, section_of
+from gateway.cache.export_import import ImportIncomplete, Portability
+from gateway.cache.purge import Removal
+from gateway.cache.purge_report import Incomplete, Outcome, Wanted
+from gateway.config.units import PositiveDuration
+from gateway.config.validation import NOT_EMPTY, Section
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
-from gateway.upkeep.names import Names
-from gateway.upkeep.portability import ImportIncomplete, Portability
-from gateway.upkeep.removal import Removal
-from gateway.upkeep.removal_report import Incomplete, Outcome, Wanted
-from gateway.written.units import PositiveDuration
-from gateway.written.validation import NOT_EMPTY, Section
 
 MAX_STREAMS = 4  # exports and imports at once
 STALL_S = 30.0  # how long a client may take for a piece of one

@@ -11,16 +11,16 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.adapters.front_store import FrontStore
-from gateway.admin.answers import answered, asked_number, json_answer
-from gateway.cache.portable import call_of
-from gateway.cache.removal import SHOWN_DIGITS
+from gateway.admin.responses import answered, asked_number, json_answer
+from gateway.cache.bans import SHOWN_DIGITS
+from gateway.cache.evictor import Evictions
+from gateway.cache.export_format import call_of
+from gateway.cache.memory_cache import FrontStore
+from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
 from gateway.messages import Entry
-from gateway.policy.model import Policy
 from gateway.ports import Clock
-from gateway.upkeep.evictions import Evictions
 
 SHOWN, MAX_SHOWN = 20, 100
 ANSWER_SHOWN = 4_000  # characters of an answer, and of a question

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import orjson
 from aiohttp import web
 
-from gateway.admin.answers import json_answer
-from gateway.cache.control.route_control import RouteControl
-from gateway.cache.explained import ExplainedPair, Look, explained
+from gateway.admin.responses import json_answer
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.explanation import ExplainedPair, Look, explained
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.scoring import Scorer, floor_of
+from gateway.cache.threshold.route_control import RouteControl
+from gateway.config.policy.model import Policy, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Embedding, Entry
-from gateway.policy.model import Policy, Semantic
 from gateway.ports import Candidate, Embedder, Opinion, Verifier
-from gateway.spaces import Spaces
 
 PATH = "/admin/cache/explain"
 EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the route may be left out'

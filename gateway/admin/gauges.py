@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.adapters.front_store import FrontStore
-from gateway.backends.pool import Pool
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.memory_cache import FrontStore
+from gateway.config.policy.model import Policy
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Policy
 from gateway.ports import Clock
-from gateway.spaces import Spaces
+from gateway.upstream.backend import Pool
 
 
 def show_policy(telemetry: Telemetry, policy: Policy) -> None:

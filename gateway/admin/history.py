@@ -15,13 +15,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.answers import NO_STORE, answered
+from gateway.admin.responses import NO_STORE, answered
 from gateway.errors import BadRequest, StoreUnavailable
-from gateway.observability.series import levels, since, told, totals
 from gateway.observability.telemetry import Telemetry
+from gateway.observability.time_series import levels, since, told, totals
 from gateway.observability.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, Window, is_level
-from gateway.ports import Clock
-from gateway.ports.timeline import Slot, TimelineStore
+from gateway.ports import Clock, Slot, TimelineStore
 
 LOG = logging.getLogger("nearhit")
 FLUSH_EVERY_S = 60.0

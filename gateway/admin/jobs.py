@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.answers import json_answer
+from gateway.admin.responses import json_answer
 from gateway.errors import StoreUnavailable
-from gateway.jobs.model import Standing, shown
-from gateway.jobs.store import JobStore
+from gateway.job_records import Standing, shown
+from gateway.job_store import JobStore
 
 STATES = ("active", "dead", "finished")
 SHOWN, MAX_SHOWN = 50, 1000

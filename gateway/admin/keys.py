@@ -7,12 +7,12 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.access.keychain import Keychain
-from gateway.access.model import Key, shown
-from gateway.access.wishes import Change, Rotation, Wanted
-from gateway.admin.answers import answered, json_answer, object_of, section_of, whole_body
 from gateway.admin.audit import note
-from gateway.admin.guard import actor_of
+from gateway.admin.key_admin import Keychain
+from gateway.admin.key_requests import Change, Rotation, Wanted
+from gateway.admin.middleware import actor_of
+from gateway.admin.responses import answered, json_answer, object_of, section_of, whole_body
+from gateway.api_keys import Key, shown
 from gateway.errors import BadRequest, NotFound
 from gateway.ports import Clock
 

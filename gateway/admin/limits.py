@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from gateway.admin.answers import json_answer
-from gateway.calling.quotas import MAX_SEEN, Quotas
+from gateway.admin.responses import json_answer
+from gateway.routing.rate_limiter import MAX_SEEN, Quotas
 
 SHOWN = 50
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.answers import json_answer
-from gateway.admin.forgetting import route_to_forget, saved
-from gateway.cache.control.route_control import RouteControl
-from gateway.policy.model import Policy, Semantic
-from gateway.spaces import Spaces
+from gateway.admin.reset import route_to_forget, saved
+from gateway.admin.responses import json_answer
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.threshold.route_control import RouteControl
+from gateway.config.policy.model import Policy, Semantic
 
 
 class Quality:

@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.answers import json_answer
-from gateway.admin.forgetting import route_to_forget, saved
+from gateway.admin.reset import route_to_forget, saved
+from gateway.admin.responses import json_answer
+from gateway.cache.learned_state import Learning
+from gateway.config.policy.model import Policy, Target
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Policy, Target
 from gateway.ports import Clock
-from gateway.quality.escalations import Escalations
-from gateway.quality.learning import Learning
+from gateway.routing.tier_learning import Escalations
 
 
 class Routing:

@@ -10,13 +10,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.answers import json_answer
-from gateway.admin.guard import Guard, actor_of
-from gateway.admin.page import PATH
+from gateway.admin.middleware import Guard, actor_of
 from gateway.admin.quality import Quality
+from gateway.admin.responses import json_answer
+from gateway.admin.static_files import PATH
 from gateway.admin.stats import Stats
+from gateway.config.units import Address
 from gateway.observability.telemetry import Telemetry
-from gateway.written.units import Address
 
 
 class AdminPort:

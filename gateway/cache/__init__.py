@@ -1,0 +1,1 @@
+"""Stored answers: keys, freshness, admission, lookup, verification, thresholds, purge, eviction, replication."""

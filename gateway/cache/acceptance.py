@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.cache.calibrated import WEIGHTS, load_calibration
+from gateway.cache.calibration import WEIGHTS, load_calibration
 from gateway.cache.lexical import difference, differences, kept, read
 from gateway.ports import Candidate, Opinion
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gateway.messages import Admission, Call
-from gateway.policy.model import AdmissionRules
-from gateway.ports import Inspection
+from gateway.config.policy.model import AdmissionRules
+from gateway.messages import Admission, Call, Inspection
 
 DEFAULT_TEMPERATURE = 1.0  # of the protocols, where a request names none
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.policy.model import Audit
+from gateway.config.policy.model import Audit
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

@@ -11,15 +11,6 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.messages import Entry
-
-TOKEN_DOLLARS = 1e-7  # what a token counts where nobody has said a price: among unpriced answers the longer wins
-
-
-def worth_of(entry: Entry) -> float:
-    """What a hit on it saves, in dollars; at least something."""
-    return entry.cost_dollars + TOKEN_DOLLARS * (1 + entry.input_tokens + entry.output_tokens)
-
 
 @dataclass(slots=True)
 class _Place:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.bodies import Ready
+from gateway.body_streams import Ready
 from gateway.cache.freshness import Freshness
-from gateway.messages import Entry, EventStream, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.context import RequestContext
+from gateway.messages import Entry, EventStream, Provenance, Response, Verdict, Whole
 
 
 def answer_from(

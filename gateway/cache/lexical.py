@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.cache.payload import plain, quoted_in, transforms
-from gateway.cache.sought import Clues, Sought, any_of, clues_of, digits, written_with
+from gateway.cache.text_patterns import Clues, Sought, any_of, clues_of, digits, written_with
 from gateway.messages import Refusal
 
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.

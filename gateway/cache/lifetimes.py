@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.cache.freshness import Lifetime
-from gateway.policy.model import Route
+from gateway.config.policy.model import Route
 
 
 def exact_lifetime(route: Route) -> Lifetime | None:

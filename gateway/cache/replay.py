@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+from gateway.config.policy.model import Replay
 from gateway.messages import Event, Provenance
-from gateway.policy.model import Replay
 from gateway.ports import Clock
 
 Sleep = Callable[[float], Awaitable[None]]  # seconds

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.cache.control.route_control import RouteControl
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.framed import of_what_varies
-from gateway.cache.judged import VERBATIM, Judged, best, hold, same_words
+from gateway.cache.frame_opinion import of_what_varies
+from gateway.cache.judgement import VERBATIM, Judged, best, hold, same_words
 from gateway.cache.templates import Varying, varying
+from gateway.cache.threshold.route_control import RouteControl
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Refusal
 from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier

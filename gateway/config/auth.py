@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, KeyHash, Name, Text
+from gateway.config.units import Duration, Size
 from gateway.config.urls import ExactUrl, HttpUrl
-from gateway.written.units import Duration, Size
-from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 Algorithm = Annotated[
     Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"],

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
+from gateway.config.errors import closest
 from gateway.config.fields import EnvironmentName, Folder, Text
+from gateway.config.units import PositiveDuration, Switch
 from gateway.config.upstreams import (
     BatchRule,
     GrpcUpstream,
@@ -21,9 +23,7 @@ from gateway.config.upstreams import (
     address_problems,
 )
 from gateway.config.urls import GrpcUrl, HttpUrl
-from gateway.written.faults import closest
-from gateway.written.units import PositiveDuration, Switch
-from gateway.written.validation import Problem, Section, one_of
+from gateway.config.validation import Problem, Section, one_of
 
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 _Concurrency = Annotated[int, Field(ge=1, le=100_000)]

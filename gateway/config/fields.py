@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from gateway.written import forms as written
-from gateway.written.faults import show
-from gateway.written.forms import Written
-from gateway.written.validation import Problem, Section
+from gateway.config import schema_types as written
+from gateway.config.errors import show
+from gateway.config.schema_types import Written
+from gateway.config.validation import Problem, Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, Text
-from gateway.written.units import PositiveDuration, Size, Switch
-from gateway.written.validation import Section
+from gateway.config.units import PositiveDuration, Size, Switch
+from gateway.config.validation import Section
 
 
 class Jobs(Section):

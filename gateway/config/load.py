@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
-from gateway.config.environ import environment_fault, override
+from gateway.config.environment import environment_fault, override
+from gateway.config.errors import ConfigInvalid, Fault, KeyPath, in_order
 from gateway.config.schema import Config, EmbeddingModel, Server
 from gateway.config.store import Store
-from gateway.written.faults import ConfigInvalid, Fault, KeyPath, in_order
-from gateway.written.validation import complaints
-from gateway.written.yaml_source import load_yaml, read_file
+from gateway.config.validation import complaints
+from gateway.config.yaml_loader import load_yaml, read_file
 
 DEFAULT_PATH = Path("config.yaml")
 MODEL_FILES = ("model.onnx", "tokenizer.json")  # of `adapter: onnx`

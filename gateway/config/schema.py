@@ -16,10 +16,10 @@ from gateway.config.jobs import Jobs
 from gateway.config.store import Store
 from gateway.config.telemetry import Telemetry
 from gateway.config.traffic import Traffic
+from gateway.config.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
 from gateway.config.urls import GrpcUrl, IndexUrl, lite_file
+from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.config.verifier import Verifier
-from gateway.written.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
-from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
 
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, File, Text
 from gateway.config.store_url import Kind, Target, target_of
+from gateway.config.units import PositiveDuration, Size
 from gateway.config.urls import StoreUrl
-from gateway.written.units import PositiveDuration, Size
-from gateway.written.validation import Problem, Section
+from gateway.config.validation import Problem, Section
 
 OUTSIDE = ("username", "password_env", "sentinel_password_env", "tls")
 SECURED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.written.faults import show
+from gateway.config.errors import show
 
 EXPECTED = (
     "expected embedded, redis://HOST:PORT, rediss://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/NAME or "

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, Text
+from gateway.config.units import DurationOrOff, PositiveDuration, Share
 from gateway.config.urls import ReceiverUrl
+from gateway.config.validation import Problem, Section
 from gateway.messages import Verdict
-from gateway.written.units import DurationOrOff, PositiveDuration, Share
-from gateway.written.validation import Problem, Section
 
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 

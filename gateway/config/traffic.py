@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.written.units import PositiveDuration, Size
-from gateway.written.validation import Section
+from gateway.config.units import PositiveDuration, Size
+from gateway.config.validation import Section
 
 
 class Traffic(Section):

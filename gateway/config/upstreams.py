@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from gateway.config.errors import show
 from gateway.config.fields import EnvironmentName, Text, switched
+from gateway.config.schema_types import POSITIVE_SHARE, Written, text
+from gateway.config.units import PositiveDuration, Share, parse_positive_share
 from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
-from gateway.written.faults import show
-from gateway.written.forms import POSITIVE_SHARE, Written, text
-from gateway.written.units import PositiveDuration, Share, parse_positive_share
-from gateway.written.validation import NOT_EMPTY, Problem, Section, one_of
+from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 MAX_UPSTREAMS = 256
 MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves

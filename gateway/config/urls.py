@@ -8,10 +8,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator
 
+from gateway.config import schema_types as written
+from gateway.config.errors import show
+from gateway.config.schema_types import Written
 from gateway.config.store_url import target_of
-from gateway.written import forms as written
-from gateway.written.faults import show
-from gateway.written.forms import Written
 
 
 def http_url(value: object, example: str = "https://api.openai.com/v1", beside: str = "api_key_env") -> str:

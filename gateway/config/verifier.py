@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from gateway.config.fields import Text, beside_triton, switched
+from gateway.config.units import PositiveDuration
 from gateway.config.urls import GrpcUrl
-from gateway.written.units import PositiveDuration
-from gateway.written.validation import Problem, Section, one_of
+from gateway.config.validation import Problem, Section, one_of
 
 
 class CrossEncoder(Section):

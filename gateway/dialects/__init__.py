@@ -1,0 +1,1 @@
+"""Wire protocols that clients and backends speak, and the translation between them."""

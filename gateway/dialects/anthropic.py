@@ -17,8 +17,7 @@ from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive, Event
-from gateway.ports import Inspection, TextAnswer
+from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
 MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"

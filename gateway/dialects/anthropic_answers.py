@@ -16,8 +16,7 @@ from gateway.dialects.anthropic_pieces import events_of
 from gateway.dialects.named_events import named, written
 from gateway.dialects.openai_answers import reading
 from gateway.errors import Malformed
-from gateway.messages import Admission, Event
-from gateway.ports import Inspection, Token
+from gateway.messages import Admission, Event, Inspection, Token
 
 MESSAGES = "messages"
 FINISHED = ("end_turn", "stop_sequence")

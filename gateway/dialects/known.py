@@ -11,7 +11,7 @@ from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.tfserving import TFServing
 from gateway.dialects.torchserve import TorchServe
-from gateway.ports import Dialect
+from gateway.messages import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
 

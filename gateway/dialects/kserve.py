@@ -24,8 +24,7 @@ from gateway.dialects.kserve_message import (
 from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Bypass, Call, Decisive, Event
-from gateway.ports import Formed, Inspection, Outgoing, TextAnswer, Token
+from gateway.messages import Admission, Bypass, Call, Decisive, Event, Formed, Inspection, Outgoing, TextAnswer, Token
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)

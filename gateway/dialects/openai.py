@@ -17,8 +17,7 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_inputs import Inputs
 from gateway.dialects.turns import Conversational, divided, transcript
-from gateway.messages import Admission, Bypass, Call, Decisive, Event
-from gateway.ports import Inspection, Outgoing, TextAnswer
+from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
 CHAT = "/v1/chat/completions"
 OPERATIONS = {

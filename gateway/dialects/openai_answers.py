@@ -17,8 +17,7 @@ import orjson
 from gateway.dialects.openai_merge import CHAT, DONE, assembled
 from gateway.dialects.openai_pieces import STREAMED, chunks_of
 from gateway.errors import Malformed
-from gateway.messages import Admission, Event
-from gateway.ports import Inspection, Token
+from gateway.messages import Admission, Event, Inspection, Token
 
 FINISHED_BY_A_CALL = ("tool_calls", "function_call", "stop")
 PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}

@@ -19,8 +19,7 @@ from gateway.dialects.openai_responses_events import events_of
 from gateway.dialects.openai_responses_text import ResponsesTextAnswer
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Bypass, Call, Decisive, Event
-from gateway.ports import Inspection, TextAnswer
+from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
 RESPONSES = "/v1/responses"
 OPERATION = "responses"

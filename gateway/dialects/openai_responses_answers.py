@@ -14,8 +14,7 @@ import orjson
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.openai_merge import DONE
 from gateway.errors import Malformed
-from gateway.messages import Admission
-from gateway.ports import Inspection
+from gateway.messages import Admission, Inspection
 
 PREFIX = "resp_"
 ENDINGS = frozenset({"response.completed", "response.incomplete", "response.failed"})

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.dialects.named_events import written
-from gateway.messages import Event
-from gateway.ports import Token
+from gateway.messages import Event, Token
 
 # What a response repeats of its request, and what it says where the request said nothing.
 REPEATED: dict[str, Any] = {

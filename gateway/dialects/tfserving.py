@@ -11,8 +11,7 @@ import orjson
 from gateway.dialects.json_body import parse_numbers, written
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Admission, Bypass, Call, Decisive
-from gateway.ports import Inspection, Outgoing
+from gateway.messages import Admission, Bypass, Call, Decisive, Inspection, Outgoing
 
 PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
 # What the bodies must have one of: rows or columns for predict, examples for the others.

@@ -19,8 +19,7 @@ from multipart import (
 
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
-from gateway.messages import Bypass, Call, Decisive
-from gateway.ports import Outgoing
+from gateway.messages import Bypass, Call, Decisive, Outgoing
 
 PATH = re.compile(r"/(predictions|explanations)/([^/]+)(/[^/]+)?")
 MAX_PARTS = 256

@@ -11,8 +11,7 @@ import orjson
 
 from gateway.dialects.named_events import named
 from gateway.errors import Malformed
-from gateway.messages import Call, Event
-from gateway.ports import Formed, Outgoing
+from gateway.messages import Call, Event, Formed, Outgoing
 
 
 class Conversational(ABC):

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Call, Event
-from gateway.ports import Formed, Inspection, TextAnswer
+from gateway.messages import Admission, Call, Event, Formed, Inspection, TextAnswer
 
 
 class Unstreamed:

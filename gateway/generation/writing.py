@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.ports import Token
+from gateway.messages import Token
 
 Decode = Callable[[int], str | None]
 """The next token -> what it adds to the text; None while its sign is not complete."""

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.bounded_cache import BoundedCache
+from gateway.context import HeadMemo
 from gateway.credentials import TRACING
-from gateway.messages import HeadMemo
 
 MAX_HEAD = 16 * 1024  # bytes; a longer one is aiohttp's, whatever `server.max_header` allows
 MAX_LINES = 100  # aiohttp refuses more than 128

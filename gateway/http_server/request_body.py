@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.bodies import once
+from gateway.body_streams import once
 from gateway.config.schema import Server as ServerConfig
 from gateway.errors import BadRequest, RequestTimeout, TooLarge
 

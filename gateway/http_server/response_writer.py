@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from aiohttp.helpers import rfc822_formatted_time
 
-from gateway.bodies import Ready, close_body, drain
-from gateway.flow import flow_of, pour
+from gateway.body_streams import Ready, close_body, drain
+from gateway.context import RequestContext
 from gateway.http_server.outlet import Outlet
 from gateway.http_server.wire import (
     BODILESS,
@@ -23,8 +23,9 @@ from gateway.http_server.wire import (
     stream_fields,
     whole_fields,
 )
-from gateway.messages import Body, ByteStream, Event, EventStream, RequestContext, Response, Tunnel, Whole
+from gateway.messages import Body, ByteStream, Event, EventStream, Response, Tunnel, Whole
 from gateway.response_headers import ResponseHeaders
+from gateway.streams import flow_of, pour
 
 LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 

@@ -11,11 +11,11 @@ from ssl import SSLContext
 from aiohttp import web
 
 from gateway.config.schema import Server as ServerConfig
+from gateway.context import Handler
 from gateway.http_server.aiohttp_edge import AiohttpEdge
 from gateway.http_server.connections import Connections
 from gateway.http_server.service import Health, Service
 from gateway.inflight import Inflight
-from gateway.messages import Handler
 from gateway.ports import Clock
 
 HTTP_LOG = logging.getLogger("nearhit.http")

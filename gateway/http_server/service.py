@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 
 from gateway.config.schema import Server as ServerConfig
+from gateway.context import Handler, HeadMemo, RequestContext, resolved
 from gateway.http_server.compression import compressed
 from gateway.http_server.cors import CrossOrigin
 from gateway.inflight import Inflight
-from gateway.messages import Handler, HeadMemo, RequestContext, Response, Whole, resolved
+from gateway.messages import Response, Whole
 from gateway.observability.request_ids import RequestIds
 from gateway.ports import BodySource, Clock
 from gateway.response_headers import ResponseHeaders

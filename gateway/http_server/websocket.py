@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from gateway.messages import Closing, Frame
-from gateway.ports import Duplex
+from gateway.messages import Closing, Duplex, Frame
 
 HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of it is gone
 CLOSE_S = 5.0  # how long a side may take to say goodbye

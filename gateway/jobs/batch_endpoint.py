@@ -14,13 +14,15 @@ import orjson
 from multipart import MultipartError, MultipartParser, parse_options_header
 
 from gateway.config.jobs import Jobs as JobsConfig
+from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
-from gateway.jobs.batch_store import BatchStore
-from gateway.jobs.batches import WINDOWS, Batch, File, endpoint_of, metadata_of, shown_batch, shown_file
+from gateway.job_records import Batch, File
+from gateway.job_store import BatchStore
+from gateway.jobs.batches import WINDOWS, endpoint_of, metadata_of, shown_batch, shown_file
 from gateway.jobs.endpoint import RETRY_AFTER_S, Credentials, key_header
 from gateway.jobs.submission import kept_headers
-from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
 from gateway.ports import Clock
 
 PATHS = re.compile(r"/v1/(files|batches)(?:/([A-Za-z0-9_-]{1,64}))?(?:/(content|cancel))?")

@@ -4,79 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from gateway.jobs.model import Headers, Standing, Status, shown_result
+from gateway.job_records import Batch, Fault, File, Line, Standing, Status, shown_result
 from gateway.jobs.submission import OWN, TARGET
 
 MAX_FAULTS = 100
+
 WINDOWS = {"24h": 86_400.0}
+
 MAX_METADATA = 16
+
 STEP_LINES, STEP_BYTES = 64, 64 * 1024  # of a file that are read at once: less than a millisecond
-OPEN = frozenset({"validating", "in_progress", "cancelling"})
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """Of a tenant. Times: wall clock of the store's gateway, seconds."""
-
-    id: str
-    tenant: str
-    filename: str
-    purpose: str
-    created: float
-    expires: float
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A request of a batch."""
-
-    number: int  # from 1
-    custom_id: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a line; 0: with the file."""
-
-    line: int
-    message: str
-    code: str = "invalid_request"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """`headers` and `sealed`: what its requests are sent with, as of a job. `times`: by the names that OpenAI gives
-    them, without `_at`."""
-
-    id: str
-    tenant: str
-    endpoint: str
-    input_file: str
-    created: float
-    expires: float
-    metadata: Mapping[str, str]
-    headers: Headers
-    sealed: bytes
-    status: str = "validating"
-    total: int = 0
-    output_file: str = ""
-    error_file: str = ""
-    faults: tuple[Fault, ...] = ()
-    times: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def open(self) -> bool:
-        return self.status in OPEN
-
-    def became(self, status: str, now: float, **more: Any) -> Batch:
-        return replace(self, status=status, times={**self.times, status: now}, **more)
 
 
 class Reading:

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.access.permits import HEADER
-from gateway.bodies import Guarded
+from gateway.body_streams import Guarded
 from gateway.config.jobs import Jobs as JobsConfig
+from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, Refused, StoreUnavailable, TooLarge, TooManyJobs
-from gateway.jobs.announcements import Announcements
-from gateway.jobs.model import Job, Standing, Status, shown
-from gateway.jobs.store import Admittance, Bounds, JobStore
+from gateway.job_records import Job, Standing, Status, shown
+from gateway.job_store import Admittance, Bounds, JobStore
+from gateway.jobs.notifications import Announcements
 from gateway.jobs.submission import PATH, Wish, kept_headers, preferred, submitted, wants_async
 from gateway.jobs.workers import Workers
-from gateway.messages import Bypass, Event, EventStream, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.messages import Bypass, Event, EventStream, Provenance, Response, Verdict, Whole
 from gateway.observability.telemetry import Telemetry
+from gateway.principal import HEADER
 
 if TYPE_CHECKING:
-    from gateway.jobs.sealing import Sealer
+    from gateway.jobs.credential_encryption import Sealer
 
 ONE = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
 RETRY_AFTER_S = 5

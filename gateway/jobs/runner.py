@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from gateway.bodies import AtHand, close_body
+from gateway.body_streams import AtHand, close_body
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StreamBroken
-from gateway.jobs.model import Job, Result, Unsealable
-from gateway.messages import ByteStream, EventStream, Handler, RequestContext, Response, Whole, resolved
+from gateway.job_records import Job, Result, Unsealable
+from gateway.messages import ByteStream, EventStream, Response, Whole
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
 
 if TYPE_CHECKING:
-    from gateway.jobs.sealing import Sealer
+    from gateway.jobs.credential_encryption import Sealer
 
 # What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
 NOT_KEPT = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})

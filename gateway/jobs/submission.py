@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
+from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
 from gateway.credentials import SECRET
 from gateway.errors import BadRequest
-from gateway.jobs.model import Headers
-from gateway.jobs.targets import TargetRefused, check_url
-from gateway.precedence import Priority
+from gateway.job_records import Headers
+from gateway.priority import Priority
 
 PATH = "/v1/jobs"
 WEBHOOK = "x-job-webhook"

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gateway.background import begun, cancelled
 from gateway.errors import StoreUnavailable
-from gateway.jobs.model import Claimed, Result, Status
-from gateway.jobs.outcome import Again, Pace, Terms, judged
+from gateway.job_records import Claimed, Result, Status
+from gateway.job_store import Conclusion, Hold, JobStore
+from gateway.jobs.retry_policy import Again, Pace, Terms, judged
 from gateway.jobs.runner import NoAnswer, Runner
-from gateway.jobs.store import Conclusion, Hold, JobStore
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.tasks import begun, cancelled
 
 LOG = logging.getLogger("nearhit.jobs")
 BEAT_S = 1.0  # how soon what another gateway cancels is given up here, and what it accepts is looked for

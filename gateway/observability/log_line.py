@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.messages import Provenance, RequestContext
+from gateway.context import RequestContext
+from gateway.messages import Provenance
 
 if TYPE_CHECKING:
-    from gateway.cache.judged import Judged
+    from gateway.cache.judgement import Judged
 
 Values = Callable[[RequestContext, Provenance | None], Sequence[Any]]
 """What a field's slots are filled with."""

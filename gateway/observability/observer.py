@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from gateway.messages import Provenance, RequestContext, Verdict
+from gateway.context import RequestContext
+from gateway.messages import Provenance, Verdict
 from gateway.observability.access_log import AccessLog, LogShares
-from gateway.observability.decisions import Decisions
+from gateway.observability.live_events import Decisions
 from gateway.observability.request_series import AllSeries, RequestSeries
+from gateway.observability.sampler import Tracing
 from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
-from gateway.observability.traced import Traced
-from gateway.observability.tracing import Tracing
+from gateway.observability.trace_recorder import Traced
 from gateway.ports import Clock
 
 if TYPE_CHECKING:
-    from gateway.traffic.facts import Facts
+    from gateway.steps.traffic_log.recorded_request import Facts
 
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from gateway.bounded_cache import BoundedCache
-from gateway.messages import Provenance, RequestContext, Verdict
+from gateway.context import RequestContext
+from gateway.messages import Provenance, Verdict
 from gateway.observability.log_line import LogLine
 from gateway.observability.metrics import Histogram, Tally
 from gateway.observability.telemetry import Telemetry

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.messages import Provenance, RequestContext
-from gateway.observability.traced import BROKEN, Mark, Traced, UpstreamCall, new_span_id
+from gateway.context import RequestContext
+from gateway.messages import Provenance
+from gateway.observability.trace_recorder import BROKEN, Mark, Traced, UpstreamCall, new_span_id
 
 Attribute = str | int | float | bool
 MAX_TEXT = 128  # characters of what a client names

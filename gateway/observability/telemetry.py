@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observability.groups import (
+from gateway.observability.metric_definitions import (
     AccessMetrics,
     BackendMetrics,
     CacheMetrics,
@@ -20,8 +20,8 @@ from gateway.observability.groups import (
     StoreMetrics,
 )
 from gateway.observability.metrics import Counter, Gauge, Histogram, Labels
+from gateway.observability.rate_limited_log import Seldom
 from gateway.observability.replication import ReplicationMetrics
-from gateway.observability.seldom import Seldom
 
 
 class Telemetry(

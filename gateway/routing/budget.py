@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.context import RequestContext
 from gateway.errors import BadRequest
-from gateway.messages import RequestContext
-from gateway.precedence import Priority
+from gateway.priority import Priority
 
 HEADERS = TOTAL, TTFT, TPOT = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
 PRIORITY = "x-priority"

@@ -1,122 +1,85 @@
-"""Whether the lightest model is tried before a better one, and how sure one may be of its answer. Pure.
-
-Confidences are in [0, 1] and mean another thing for each check; none is a probability that the answer is right, and
-none has been calibrated here. What `accept_above` is worth on a route shows in `nearhit_cascade_total` and in audits.
-"""
+"""The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
+served, or a better model is asked. All calls are paid for, and told by the answer's provenance."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from gateway.messages import Call, Choice
-from gateway.policy.targets import Check
-from gateway.routing.choice import Decision, fits
-from gateway.routing.latency import Prediction
-from gateway.routing.outlook import Remaining
-
-# Of extra samples, where the client asks for less: what self-consistency was measured with (Wang et al., "Self-
-# Consistency Improves Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).
-SAMPLE_TEMPERATURE = 0.7
-# A model caught in a loop: of runs of four words fewer than half are different, in an answer of at least so many words.
-LOOP_WORDS, RUN, DIFFERENT = 40, 4, 0.5
-MAX_LOOKED_AT = 20_000  # characters of an answer: 5 ms
-OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are text, as a rule
-OPENING = 200  # characters of an answer in which a refusal stands, where it is one
-
-_REFUSED = re.compile(
-    r"\b(?:i(?:'m| am) sorry, but|i(?: can(?:'t|not)|'m unable| am unable|'m not able| am not able) (?:to )?"
-    r"(?:help|assist|answer|provide|do that|comply|access|browse)|as an ai(?: language)? model)\b"
-)
-_HEDGED = re.compile(
-    r"\b(?:i (?:do not|don't) know|i(?:'m| am) not (?:sure|certain)|i (?:do not|don't) have (?:enough )?information|"
-    r"(?:it is|it's) not possible to (?:say|tell|determine)|cannot be determined)\b"
-)
+from gateway.body_streams import close_body
+from gateway.buffered_response import Held
+from gateway.context import RequestContext
+from gateway.errors import BackendError
+from gateway.messages import Choice
+from gateway.observability.telemetry import Telemetry
+from gateway.routing.fallback import Answered, Asking
+from gateway.routing.light_trial import Trials, Tried
+from gateway.routing.tier_selection import Decision
 
 
-def tried_first(
-    decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
-) -> Decision:
-    """The same, with the lightest tier's backend before it, where the complexity asks for a better tier and both fit
-    what is left, one after the other. Of whom nothing is known is taken to take no time, as in `choice`.
+class Cascade:
+    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `told`
+    hears of every check that came to something: whether it had the light model's answer pass."""
 
-    Both predictions are quantiles; their sum is kept more often than each of them where the two are independent."""
-    if decision.reason is not Choice.COMPLEX or decision.backends[0] == lightest or decision.late:
-        return decision
-    if remaining.bounded and not fits(after(better, light), remaining):
-        return replace(decision, trial_skipped=True)
-    return replace(decision, trial=lightest)
+    def __init__(
+        self,
+        accept_above: float,
+        trials: Trials,
+        asking: Asking,
+        telemetry: Telemetry,
+        in_time: Callable[[RequestContext, str], bool],
+        told: Callable[[RequestContext, bool], None],
+    ) -> None:
+        self._accept_above = accept_above
+        self._trials = trials
+        self._asking = asking
+        self._telemetry = telemetry
+        self._in_time = in_time
+        self._told = told
 
+    async def answer(self, request: RequestContext, decision: Decision) -> Answered:
+        """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
+        call, light = request.call, decision.trial
+        if call is None or light is None:
+            if decision.trial_skipped:
+                self._count(request, "skipped")
+            return await self._asking.first_answer(request, decision.backends)
+        tried = await self._trials.of(request, call, light)
+        confidence = tried.checked.confidence
+        if confidence is not None:
+            self._told(request, confidence > self._accept_above)
+        if tried.answer is not None and confidence is not None and confidence > self._accept_above:
+            self._count(request, "accepted")
+            return Answered(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)
+        return await self._escalated(request, decision, light, tried)
 
-def after(prediction: Prediction | None, first: Prediction | None) -> Prediction:
-    """Asked when `first` has answered to its end: its own first token is the client's first."""
-    spent = 0.0 if first is None else first.total_s
-    if prediction is None:
-        return Prediction(spent, 0.0, spent)
-    return Prediction(spent + prediction.ttft_s, prediction.tpot_s, spent + prediction.total_s)
+    async def _escalated(self, request: RequestContext, decision: Decision, light: str, tried: Tried) -> Answered:
+        """Nothing has gone to the client yet: an answer in hand is better than an error."""
+        others, answer = tuple(name for name in decision.backends if name != light), tried.answer
+        if answer is not None and not self._in_time(request, others[0]):
+            return self._kept(request, light, answer, tried)
+        try:
+            better = await self._asking.first_answer(request, others)
+        except BackendError:
+            if answer is None:
+                raise
+            return self._kept(request, light, answer, tried)
+        if answer is not None and better.response.status >= 400:
+            await close_body(better.response.body)
+            return self._kept(request, light, answer, tried)
+        self._count(request, _outcome(tried))
+        spent = (*(() if tried.own is None else (tried.own,)), *tried.checked.beside)
+        return replace(better, instead=better.instead or Choice.ESCALATED, beside=spent)
 
+    def _kept(self, request: RequestContext, light: str, answer: Held, tried: Tried) -> Answered:
+        self._count(request, "kept")
+        return Answered(answer.released(), light, Choice.KEPT, tried.checked.beside)
 
-def applies(check: Check, call: Call, *, judged: bool) -> bool:
-    """Whether the check can say anything of the answer to such a call. `judged`: a model grades the answer."""
-    body = call.body
-    if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
-        return False
-    if body.get("tools") or body.get("functions") or "audio" in (body.get("modalities") or ()):
-        return False
-    if check != "verifier":
-        return True
-    return call.question is not None and (judged or not wants_json(body))
-
-
-def wants_json(body: Mapping[str, Any]) -> bool:
-    form = body.get("response_format")
-    return isinstance(form, dict) and form.get("type") in ("json_object", "json_schema")
-
-
-def token_confidence(logprobs: Sequence[float]) -> float | None:
-    """The geometric mean of the tokens' probabilities: the sequence's likelihood, by its length ("Chow-Average" in
-    Gupta et al., "Language Model Cascades: Token-level Uncertainty and Beyond", ICLR 2024). Without the division long
-    answers would always be doubted; with it one doubtful token among many sure ones is hard to see, as that paper
-    shows, and a form that is given (JSON) makes an answer look surer than it is. None where there are no tokens."""
-    if not logprobs:
-        return None
-    return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
-
-
-def agreement(agrees: Iterable[bool]) -> float | None:
-    """The share of the other samples that say what the answer says; what cannot be told does not agree. None without
-    any other sample."""
-    said = list(agrees)
-    return sum(said) / len(said) if said else None
-
-
-def sampled(call: Call, number: int) -> Call:
-    """The call for one more sample, from 1 on: whole, hot enough to differ, and not with the same seed."""
-    body = {key: value for key, value in call.body.items() if key not in ("stream", "stream_options")}
-    temperature = body.get("temperature")
-    if temperature is not None and temperature < SAMPLE_TEMPERATURE:
-        body["temperature"] = SAMPLE_TEMPERATURE
-    if isinstance(seed := body.get("seed"), int):
-        body["seed"] = seed + number
-    return replace(call, body=body, stream=False)
+    def _count(self, request: RequestContext, outcome: str) -> None:
+        self._telemetry.cascade.add(request.route, outcome)
 
 
-def doubtful(question: str, answer: str) -> bool:
-    """Whether the answer is plainly none: empty, the question again, a refusal or an admission of not knowing at its
-    beginning (English phrases alone), or a model in a loop."""
-    said = " ".join(answer[:MAX_LOOKED_AT].casefold().replace("\u2019", "'").split())
-    if not said or said == " ".join(question.casefold().split()):
-        return True
-    opening = said[:OPENING]
-    return bool(_REFUSED.search(opening) or _HEDGED.search(opening)) or loops(said)
-
-
-def loops(text: str) -> bool:
-    words = text.split()
-    if len(words) < LOOP_WORDS:
-        return False
-    runs = [tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1)]
-    return len(set(runs)) < DIFFERENT * len(runs)
+def _outcome(tried: Tried) -> str:
+    if tried.answer is None:
+        return "failed"
+    return "unchecked" if tried.checked.confidence is None else "escalated"

@@ -19,15 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from gateway.errors import StartFailed
 from gateway.messages import Vector
-from gateway.routing.reading import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
-from gateway.trained import Tables, Trained
+from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
+from gateway.weight_files import Tables, Trained, WeightsCorrupt
 
 WEIGHTS = Path(__file__).parent / "weights"
+
 TRAINED = Trained("complexity", "the weights of complexity")
+
 VARIANTS = ("text", "vector")
+
 # A feature further from its mean than this, in standard deviations, is taken to lie here: no single one runs away.
 FURTHEST = 3.0
+
 # Set by hand, for no data has it: what an answer of 1,000 tokens and more adds to the logit, beside one of a few.
 OUTPUT, OUTPUT_HALF = 0.4, 1000
 
@@ -163,3 +168,11 @@ def _checked(tables: Tables, name: str, width: int) -> FloatArray:
     if values.shape != (width,) or not np.isfinite(values).all():
         raise ValueError(f"{name} must be {width} finite numbers")
     return values
+
+
+def build_complexity(embedder: str) -> ComplexityModel:
+    """For the vectors of one embedder, named by its fingerprint. Raises `StartFailed`."""
+    try:
+        return ComplexityModel(load_weights(), embedder)
+    except WeightsCorrupt as error:
+        raise StartFailed(str(error)) from None

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gateway.config.policy.model import Late, Target
 from gateway.messages import Choice
-from gateway.policy.model import Late, Target
-from gateway.routing.choice import Decision, only
-from gateway.routing.decided import decided
-from gateway.routing.latency import Prediction
-from gateway.routing.outlook import Remaining
-from gateway.routing.splits import with_fallbacks
-from gateway.routing.threshold import Wish
+from gateway.routing.latency_forecast import Remaining
+from gateway.routing.miss_decision import decided
+from gateway.routing.share_controller import Wish
+from gateway.routing.tier_selection import Decision, only
+from gateway.routing.traffic_split import with_fallbacks
+from gateway.upstream.latency import Prediction
 
 EMBEDDINGS = "embeddings"
 UNBOUNDED = Remaining()

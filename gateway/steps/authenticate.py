@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from gateway.access.failures import Failures
-from gateway.access.key_text import PREFIX, digest_of, well_formed
-from gateway.access.keyring import Found, Keyring
-from gateway.access.permits import HEADER, Permit
+from gateway.context import Handler, RequestContext, resolved
 from gateway.credentials import key_of, tenant_of
 from gateway.errors import TooManyFailures, Unauthorized
-from gateway.messages import Handler, RequestContext, Response, resolved
+from gateway.key_format import PREFIX, digest_of, well_formed
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
+from gateway.principal import HEADER, Permit
+from gateway.steps.auth_throttle import Failures
+from gateway.steps.key_cache import Found, Keyring
 
 SENTENCES = {
     "unknown": "the API key is not known",

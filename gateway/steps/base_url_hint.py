@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 
+from gateway.context import RequestContext
 from gateway.dialects.known import likely_path
-from gateway.messages import RequestContext, Response
-from gateway.observability.seldom import Seldom
+from gateway.messages import Response
+from gateway.observability.rate_limited_log import Seldom
 
 LOG = logging.getLogger("nearhit")
 NOT_FOUND = 404

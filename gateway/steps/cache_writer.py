@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.background import held
+from gateway.cache.hit_for_miss import Unstorable
+from gateway.config.policy.model import Route
+from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
-from gateway.flights.unstorable import Unstorable
-from gateway.messages import Admission, Entry, RequestContext, Vector
+from gateway.messages import Admission, Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Route
 from gateway.ports import Clock, NearStore, VectorIndex
+from gateway.tasks import held
 
 LOG = logging.getLogger("nearhit.store")
 

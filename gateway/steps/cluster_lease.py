@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import replace
 
+from gateway.cache.cluster_leases import Leasing
 from gateway.cache.freshness import Lifetime, freshness_of
+from gateway.cache.hit_for_miss import Unstorable
 from gateway.cache.hits import answer_from
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
-from gateway.flights.leasing import Leasing
-from gateway.flights.unstorable import Unstorable
-from gateway.flow import with_end
-from gateway.messages import Bypass, Handler, Provenance, RequestContext, Response, Verdict, resolved
+from gateway.messages import Bypass, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearStore
 from gateway.routing.budget import patience_s
+from gateway.streams import with_end
 
 # A holder may die; if the next one ends without an answer too, waiting for a third would only line up the others.
 MAX_HOLDERS = 2

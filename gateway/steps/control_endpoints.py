@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from gateway.messages import Handler, RequestContext, Response
+from gateway.context import Handler, RequestContext
+from gateway.messages import Response
 
 
 class Endpoint(Protocol):

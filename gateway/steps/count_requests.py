@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from gateway.calling.limit_grants import own_of, take_limits, whose
-from gateway.calling.quotas import Quotas
-from gateway.messages import Handler, RequestContext, Response, resolved
+from gateway.config.policy.model import Route
+from gateway.context import Handler, RequestContext, resolved
+from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Route
-from gateway.routing.limiting import EVERYWHERE, Asked, headers_of, requests_of, with_headers
+from gateway.routing.limit_evaluation import EVERYWHERE, Asked, headers_of, requests_of, with_headers
+from gateway.routing.limit_grants import own_of, take_limits, whose
+from gateway.routing.rate_limiter import Quotas
 
 
 class CountRequests:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.backends.pool import Pool
-from gateway.calling.asking import Answered
-from gateway.calling.deciding import Deciding
-from gateway.calling.promises import Promise, Promises
+from gateway.config.policy.model import Route
+from gateway.context import RequestContext
 from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
-from gateway.messages import Bypass, Choice, Provenance, RequestContext, Response, Verdict
+from gateway.messages import Bypass, Choice, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Route
-from gateway.quality.escalations import Escalations
-from gateway.routing.choice import Decision
+from gateway.routing.backend_choice import Deciding
+from gateway.routing.fallback import Answered
+from gateway.routing.latency_promises import Promise, Promises
+from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_selection import Decision
 from gateway.steps.base_url_hint import BaseUrlHint
+from gateway.upstream.backend import Pool
 
 Call = Callable[[RequestContext, Decision], Awaitable[Answered]]
 """Puts a request to the backends of a decision. Raises `Refused`."""

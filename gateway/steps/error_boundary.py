@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.context import Handler, RequestContext
 from gateway.errors import BackendFull, Refused, TooManyInflight
 from gateway.inflight import Inflight
-from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.messages import Dialect, Provenance, Response, Verdict, Whole
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Dialect
-from gateway.precedence import Shed
+from gateway.priority import Shed
 
 LOG = logging.getLogger("nearhit")
 

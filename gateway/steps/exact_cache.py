@@ -6,15 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.background import Background
-from gateway.bodies import close_body, drain
+from gateway.body_streams import close_body, drain
 from gateway.cache.freshness import FAILED, Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable, StreamBroken
-from gateway.messages import Bypass, Entry, Handler, RequestContext, Response, Verdict, resolved
-from gateway.messages.calls import NO_CACHE
+from gateway.messages import NO_CACHE, Bypass, Entry, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearStore
+from gateway.tasks import Background
 
 LOG = logging.getLogger("nearhit.store")
 

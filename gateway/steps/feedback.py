@@ -13,15 +13,16 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.control.wrong_hits import Label
+from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.served import Served, ServedHits
+from gateway.cache.served_hits import Served, ServedHits
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, parse_object, wrong
 from gateway.errors import BadRequest, NotFound
-from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
 from gateway.observability.telemetry import Telemetry
-from gateway.quality.escalations import Escalations
-from gateway.spaces import Spaces
+from gateway.routing.tier_learning import Escalations
 
 PATH = "/v1/feedback"
 # Tenant, request id and verdict -> what it was about.

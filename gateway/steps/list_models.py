@@ -9,12 +9,13 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.backends.pool import Pool
+from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import MODELS
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
-from gateway.messages import Bypass, Provenance, RequestContext, Response, Verdict, Whole
+from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
+from gateway.upstream.backend import Pool
 
 LISTED = ("openai", "anthropic", "text")  # what offers models by name
 

@@ -9,29 +9,18 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.bodies import Guarded, Ready, close_body
+from gateway.body_streams import Guarded, Ready, close_body
 from gateway.cache.replay import Sleep, lasts_s, paced
 from gateway.cache.split_cache import SplitCache
+from gateway.config.policy.model import Replay
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, Malformed, StreamBroken
-from gateway.flow import Tap, tapped
-from gateway.messages import (
-    Admission,
-    Body,
-    Call,
-    Event,
-    EventStream,
-    Handler,
-    RequestContext,
-    Response,
-    Verdict,
-    Whole,
-    resolved,
-)
-from gateway.policy.model import Replay
+from gateway.messages import Admission, Body, Call, Event, EventStream, Response, Verdict, Whole
 from gateway.ports import Clock
 from gateway.response_headers import HITS
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs
+from gateway.streams import Tap, tapped
 
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from gateway.bodies import Ending, Ready
-from gateway.flow import Tap, tapped
-from gateway.messages import ByteStream, EventStream, Handler, RequestContext, Response, Tunnel, Whole
+from gateway.body_streams import Ending, Ready
+from gateway.context import Handler, RequestContext
+from gateway.messages import ByteStream, EventStream, Response, Tunnel, Whole
 from gateway.observability.observer import CLIENT_CLOSED, Observer
+from gateway.streams import Tap, tapped
 
 
 class Observe:

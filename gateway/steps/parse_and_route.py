@@ -10,13 +10,13 @@ from typing import Protocol
 
 from gateway.cache.directives import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of
+from gateway.config.policy.model import Policy, Route
+from gateway.context import Handler, RequestContext, resolved
 from gateway.credentials import TRACING
-from gateway.messages import Bypass, Call, Handler, RequestContext, Response, resolved
-from gateway.policy.model import Policy, Route
-from gateway.ports import Dialect
-from gateway.precedence import Priority
+from gateway.messages import Bypass, Call, Dialect, Response
+from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
-from gateway.traffic.facts import Facts
+from gateway.steps.traffic_log.recorded_request import Facts
 
 # A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
 # together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the

@@ -7,16 +7,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.cache.price import Price
-from gateway.calling.limit_grants import own_of, take_limits, whose
-from gateway.calling.quotas import Grant, Quotas
+from gateway.config.policy.model import Route
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import OutOfTime, StaleWanted
-from gateway.flow import Tap, tapped, with_end
-from gateway.messages import Call, Event, EventStream, Handler, RequestContext, Response, Usage, Whole, resolved
+from gateway.limits import MICROS, Limits
+from gateway.messages import Call, Event, EventStream, Response, Usage, Whole
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.limits import Limits
-from gateway.policy.model import Route
-from gateway.routing.estimates import BYTES_A_TOKEN, Typical, input_tokens
-from gateway.routing.limiting import (
+from gateway.routing.limit_evaluation import (
     EVERYWHERE,
     Asked,
     Estimate,
@@ -28,7 +25,10 @@ from gateway.routing.limiting import (
     returns_of,
     with_headers,
 )
-from gateway.routing.quota import MICROS
+from gateway.routing.limit_grants import own_of, take_limits, whose
+from gateway.routing.rate_limiter import Grant, Quotas
+from gateway.routing.token_estimate import BYTES_A_TOKEN, Typical, input_tokens
+from gateway.streams import Tap, tapped, with_end
 
 LOG = logging.getLogger("nearhit.limits")
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted

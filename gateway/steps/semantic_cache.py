@@ -6,17 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from gateway.cache.hit_audits import Audits
+from gateway.cache.hit_for_miss import Unstorable
+from gateway.cache.inflight_questions import Aloft, Question
+from gateway.config.policy.model import Audit
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import EmbedderUnavailable
-from gateway.flights.aloft import Aloft, Question
-from gateway.flights.unstorable import Unstorable
-from gateway.flow import with_end
-from gateway.messages import Bypass, Embedding, Handler, RequestContext, Response, resolved
+from gateway.messages import Bypass, Embedding, Response
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Audit
 from gateway.ports import Clock, Embedder
-from gateway.quality.audits import Audits
 from gateway.routing.budget import patience_s
 from gateway.steps.semantic_lookup import SemanticLookup
+from gateway.streams import with_end
 
 
 class SimilarInflight:

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.cache.control.controls import Controls
 from gateway.cache.freshness import Freshness, Lifetime, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.judged import MAX_CANDIDATES
+from gateway.cache.inflight_questions import Question
+from gateway.cache.judgement import MAX_CANDIDATES
 from gateway.cache.scoring import Scorer, Scores
-from gateway.cache.served import Served
+from gateway.cache.served_hits import Served
+from gateway.cache.threshold.controls import Controls
+from gateway.config.policy.model import Semantic
+from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
-from gateway.flights.aloft import Question
-from gateway.messages import Embedding, Entry, Neighbour, Refusal, RequestContext, Response, Verdict
+from gateway.messages import Embedding, Entry, Neighbour, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Semantic
 from gateway.ports import Clock, NearStore, VectorIndex
 from gateway.steps.feedback import Memory
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 
 from gateway.cache.directives import shares_flight
-from gateway.calling.limit_grants import asker_of
+from gateway.cache.flight import Flight
+from gateway.cache.hit_for_miss import Unstorable
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
-from gateway.flights.flight import Flight
-from gateway.flights.unstorable import Unstorable
-from gateway.messages import Handler, Provenance, RequestContext, Response, Verdict, resolved
+from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
+from gateway.routing.limit_grants import asker_of
 
 
 class SingleFlight:

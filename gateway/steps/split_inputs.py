@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.cache.keys import keys_of, owner_of
+from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, Malformed
-from gateway.flights.gathering import Gathering
-from gateway.messages import Call, Handler, Provenance, RequestContext, Response, Verdict, Whole, resolved
+from gateway.input_batch import Gathering
+from gateway.messages import Call, Provenance, Response, Verdict, Whole
 
 MAX_INPUTS = 2048  # OpenAI's own bound of a call
 

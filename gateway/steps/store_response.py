@@ -8,28 +8,17 @@ from typing import NamedTuple
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
+from gateway.cache.hit_for_miss import Unstorable
+from gateway.cache.inflight_questions import entry_of
 from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.cache.price import Price
-from gateway.flights.aloft import entry_of
-from gateway.flights.unstorable import Unstorable
-from gateway.flow import Tap, tapped
-from gateway.messages import (
-    Admission,
-    Call,
-    Entry,
-    Event,
-    EventStream,
-    Handler,
-    Inspected,
-    Provenance,
-    RequestContext,
-    Response,
-    Whole,
-)
+from gateway.config.policy.model import Route
+from gateway.context import Handler, Inspected, RequestContext
+from gateway.messages import Admission, Call, Entry, Event, EventStream, Inspection, Provenance, Response, Whole
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.model import Route
-from gateway.ports import Clock, Inspection
+from gateway.ports import Clock
 from gateway.steps.cache_writer import CacheWriter
+from gateway.streams import Tap, tapped
 
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
 MAX_PROVENANCES = 64

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access import keyring as keyrings
-from gateway.access.key_text import digest_of, new_key
-from gateway.access.keychain import Keychain
-from gateway.access.keyring import MAX_AGE_S, Keyring
-from gateway.access.permits import Permit
-from gateway.access.store import KeyChange, Outdated
-from gateway.access.wishes import Change, Rotation, Wanted
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_keys import RedisKeys
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.api_keys import RedisKeys
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
+from gateway.admin.key_admin import Keychain
+from gateway.admin.key_requests import Change, Rotation, Wanted
+from gateway.api_keys import KeyChange, Outdated
 from gateway.errors import Overloaded, StoreUnavailable
+from gateway.key_format import digest_of, new_key
 from gateway.observability.telemetry import Telemetry
+from gateway.principal import Permit
+from gateway.steps import key_cache as keyrings
+from gateway.steps.key_cache import MAX_AGE_S, Keyring
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, PATIENT_S, gateway_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.access.failures import BURST
-from gateway.access.key_text import digest_of, new_key
-from gateway.adapters.redis_keys import RedisKeys
+from gateway.adapters.redis.api_keys import RedisKeys
 from gateway.errors import StoreUnavailable
+from gateway.key_format import digest_of, new_key
+from gateway.steps.auth_throttle import BURST
 from tests.access.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, fast_path, gateway_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
+from gateway.__main__ import main
 from tests.access.keys import ADMIN, bearer, keyed
 from tests.fixtures.gateways import EXACT_CACHE, Served, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -18,11 +18,11 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from gateway.access.roles import Role
-from gateway.access.tokens import role_of
-from gateway.adapters.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks
+from gateway.adapters.system.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks
+from gateway.adapters.system.ssrf_guard import TargetRefused
+from gateway.admin.oidc import role_of
 from gateway.errors import Overloaded, StartFailed
-from gateway.jobs.targets import TargetRefused
+from gateway.roles import Role
 from tests.access.issuer import Issuer, issuing
 from tests.access.keys import admin, bearer
 from tests.fixtures.clock import FakeClock
@@ -36,7 +36,7 @@ ROLES = {"admin": ["platform"], "operate": ["sre", "on-call"]}
 def _the_issuer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in this process; how long it may take is in no configuration."""
     for limit in ("CONNECT_S", "TOTAL_S"):
-        monkeypatch.setattr(f"gateway.adapters.jwks.{limit}", 60.0)
+        monkeypatch.setattr(f"gateway.adapters.system.jwks.{limit}", 60.0)
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.access.permits import Permit
-from gateway.access.roles import Role
 from gateway.errors import Forbidden
-from gateway.kserve_grpc.port import address_of
+from gateway.http_server.grpc.port import address_of
+from gateway.principal import Permit
+from gateway.roles import Role
 
 NARROW = Permit("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?"))
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.adapters.faiss_flat import BRIEF_ENTRIES
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.faiss_owner import Owner
+from gateway.adapters.faiss.exclusive_executor import Owner
+from gateway.adapters.faiss.flat import BRIEF_ENTRIES
+from gateway.adapters.faiss.index import FaissIndex
 from gateway.messages import Vector
 from gateway.ports import StoredVector
 

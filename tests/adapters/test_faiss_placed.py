@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss_cuda import CudaDevice
-from gateway.adapters.faiss_flat import FlatPartition
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.faiss_partition import IvfPartition, Matrix, empty_lists
-from gateway.adapters.faiss_placed import MOST, Device, Placed
-from gateway.adapters.faiss_training import Plan
-from gateway.adapters.index_checkpoint import Kind, read_checkpoint, write_checkpoint
-from gateway.composition import index_parts
+from gateway.adapters.faiss.checkpoint import Kind, read_checkpoint, write_checkpoint
+from gateway.adapters.faiss.cuda import CudaDevice
+from gateway.adapters.faiss.flat import FlatPartition
+from gateway.adapters.faiss.gpu_partition import MOST, Device, Placed
+from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.faiss.index_plan import Plan
+from gateway.adapters.faiss.partition import IvfPartition, Matrix, empty_lists
+from gateway.cache import index_factory
 from gateway.config.schema import Index
 from gateway.errors import StartFailed
 from gateway.ports import StoredVector
@@ -173,7 +173,7 @@ async def test_additions_and_removals_while_it_is_copied_are_neither_lost_nor_re
 async def test_a_gateway_starts_with_the_device_and_tells_what_is_on_it(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_parts, "CudaDevice", lambda _: CpuDevice())
+    monkeypatch.setattr(index_factory, "CudaDevice", lambda _: CpuDevice())
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, index={"device": "cuda"})
     async with gateway_of(config, BOTH_CACHES) as served:
         assert (await served.chat("hello")).status == 200

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.http_aiohttp_client import AiohttpClient
-from gateway.adapters.http_own_client import OwnClient
 from gateway.errors import BackendError
+from gateway.upstream.aiohttp_client import AiohttpClient
+from gateway.upstream.http1_client import OwnClient
 from tests.contracts.test_backend import http_backend, request_of
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream

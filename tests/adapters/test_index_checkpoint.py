@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters import index_checkpoint
-from gateway.adapters.faiss_index import FaissIndex
-from gateway.adapters.faiss_partition import IvfPartition, Part
-from gateway.adapters.faiss_training import Plan
-from gateway.adapters.index_checkpoint import CheckpointRefused, Kind, Lists, Piece, read_checkpoint, write_checkpoint
+from gateway.adapters.faiss import checkpoint
+from gateway.adapters.faiss.checkpoint import CheckpointRefused, Kind, Lists, Piece, read_checkpoint, write_checkpoint
+from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.faiss.index_plan import Plan
+from gateway.adapters.faiss.partition import IvfPartition, Part
 from tests.fixtures.entries import DIMENSION, vector_of
 
 KIND = Kind("model/int8", DIMENSION)
@@ -143,7 +143,7 @@ async def test_one_of_another_embedder_dimension_or_version_is_refused(
     """Vectors of two models are never compared."""
     assert refusal(written, Kind("other", DIMENSION)) == "its embedder is 'model/int8', expected 'other'"
     assert refusal(written, Kind("model/int8", 8)) == f"its dimension is {DIMENSION}, expected 8"
-    monkeypatch.setattr(index_checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "VERSION", 2)
     assert refusal(written) == "its version is 1, expected 2"
 
 

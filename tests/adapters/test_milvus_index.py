@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
+from gateway.__main__ import main
+from gateway.circuit_breaker import State
 from gateway.errors import IndexUnavailable, StartFailed
-from gateway.routing.breaker import State
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of, recovered
 from tests.fixtures.milvus import LACKING, LiteIndex, absent_index
@@ -128,7 +128,7 @@ async def test_without_the_extra_the_gateway_says_which(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    for loaded in ("gateway.adapters.milvus_index", "gateway.adapters.milvus_server"):
+    for loaded in ("gateway.adapters.milvus.index", "gateway.adapters.milvus.server"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(StartFailed, match=r"pip install 'nearhit\[milvus\]'"):
         async with gateway_of(config(tmp_path, upstream, "http://127.0.0.1:19530"), LOOSE):

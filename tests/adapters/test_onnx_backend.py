@@ -16,15 +16,16 @@ import onnxruntime
 import orjson
 import pytest
 
-from gateway.adapters.onnx_backend import OnnxBackend
-from gateway.adapters.onnx_decoder import Decoder, Memory
-from gateway.adapters.onnx_folder import ModelFolder
-from gateway.adapters.onnx_generator import Generator, Piece
-from gateway.adapters.onnx_reader import Classifier, Vectors
-from gateway.bodies import close_body
+from gateway.adapters.onnx.decoder import Decoder, Memory
+from gateway.adapters.onnx.generator import Generator, Piece
+from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
+from gateway.adapters.onnx.text_models import Classifier, Vectors
+from gateway.body_streams import close_body
+from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendFull, Unfit
-from gateway.messages import EventStream, RequestContext, Whole
-from gateway.modelkit.files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
+from gateway.messages import EventStream, Whole
+from gateway.upstream.onnx_backend import OnnxBackend
 from tests.contracts.test_backend import request_of
 from tests.fixtures.onnx_models import LEARNT, MODELS, generator, onnx
 from tests.fixtures.waiting import until

@@ -13,13 +13,13 @@ import onnxruntime
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder
-from gateway.adapters.pair_reader import MAX_TOKENS
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder
+from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
+from gateway.adapters.onnx.pair_tokenizer import MAX_TOKENS
+from gateway.adapters.onnx.word_table import load_word_table
 from gateway.cache.features import FloatArray
-from gateway.cache.learned import WEIGHTS
-from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
-from gateway.modelkit.word_table import load_word_table
-from gateway.trained import WeightsCorrupt
+from gateway.cache.learned_verifier import WEIGHTS
+from gateway.weight_files import WeightsCorrupt
 
 MODEL_DIR = default_model_dir() / MODEL
 ASKED = "How do I reset my password?"

@@ -24,8 +24,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from gateway.adapters import redis_exchange
-from gateway.adapters.redis_exchange import Exchange
+from gateway.adapters.redis import connection
+from gateway.adapters.redis.connection import Exchange
 from gateway.errors import StoreUnavailable
 
 LONG_S = 60.0
@@ -300,7 +300,7 @@ async def test_a_reply_to_nothing_ends_the_connection() -> None:
 
 
 async def test_a_reply_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_exchange, "MOST_REPLY", 1_000)
+    monkeypatch.setattr(connection, "MOST_REPLY", 1_000)
     it = await opened()
     asked = it.ask("GET", "a")
     it.come(b"$2000\r\n" + b"x" * 1_500)
@@ -310,7 +310,7 @@ async def test_a_reply_without_end_ends_the_connection(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("bound", ["MOST_COMMANDS", "MOST_BYTES"])
 async def test_what_waits_has_a_bound(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(redis_exchange, bound, 3 if bound == "MOST_COMMANDS" else 100)
+    monkeypatch.setattr(connection, bound, 3 if bound == "MOST_COMMANDS" else 100)
     it = await opened()
     kept: Sequence[asyncio.Future[Any]] = [it.ask("GET", "x" * 10) for _ in range(3)]
     with pytest.raises(StoreUnavailable, match=r"3 commands .* already wait"):

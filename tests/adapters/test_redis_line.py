@@ -12,13 +12,13 @@ import hiredis
 import pytest
 from redis.asyncio.connection import DefaultParser
 
-from gateway.adapters import redis_line
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_guard import Guard, Script
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis import reconnecting
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.store_client import Guard, Script
+from gateway.adapters.system.clock import SystemClock
+from gateway.circuit_breaker import State
 from gateway.errors import StoreUnavailable
-from gateway.routing.breaker import State
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.triton import free_ports
@@ -205,7 +205,7 @@ async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_ot
 
 
 async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_line, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(reconnecting, "CLOSE_S", PATIENCE_S)
     async with scripted(tmp_path, echo) as server:
         guard = Guard(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
         asked = [asyncio.create_task(guard.ask("ECHO", f"{number}")) for number in range(20)]

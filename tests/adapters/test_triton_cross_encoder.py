@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from gateway.adapters.onnx_cross_encoder import ABOUT_FILE, UNREAD, OnnxCrossEncoder
-from gateway.adapters.pair_reader import MAX_TOKENS
-from gateway.adapters.thorough_verifier import ThoroughVerifier
-from gateway.adapters.triton_cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
-from gateway.adapters.triton_encoder import TritonEncoder
-from gateway.adapters.triton_memory import TritonMemory
-from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
-from gateway.cache.calibrated import WEIGHTS
-from gateway.cache.learned import LearnedVerifier, load_weights
-from gateway.commands.doctor.look_machine import look_at_models
-from gateway.composition.model_parts import build_verifier
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD, OnnxCrossEncoder
+from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx.pair_tokenizer import MAX_TOKENS
+from gateway.adapters.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
+from gateway.adapters.triton.encoder import TritonEncoder
+from gateway.adapters.triton.metadata_cache import TritonMemory
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
+from gateway.cache.calibration import WEIGHTS
+from gateway.cache.learned_verifier import LearnedVerifier, load_weights
+from gateway.cache.model_factory import build_verifier
+from gateway.cache.two_stage_verifier import ThoroughVerifier
+from gateway.cli.doctor.look_machine import look_at_models
 from gateway.config import Verifier
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelAway, StartFailed
-from gateway.modelkit.files import MODEL, TOKENIZER_FILE, default_model_dir
-from gateway.modelkit.served import CROSS_ENCODER, EMBEDDER, config_of
 from gateway.ports import Candidate
+from gateway.tools.embedding_model.triton_entries import CROSS_ENCODER, EMBEDDER, config_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.float_triton import FloatTriton, float_triton
 from tests.fixtures.gateways import BOTH_CACHES, LOOSE, gateway_of

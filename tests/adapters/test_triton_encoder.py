@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.adapters.triton_encoder import PROBES, TritonEncoder, likeness
-from gateway.adapters.triton_model import COOLDOWN_S, FAILURES, PROVE_S
-from gateway.commands.doctor.look_machine import look_at_models
-from gateway.commands.doctor.verdicts import model as verdict
+from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
+from gateway.adapters.triton.encoder import PROBES, TritonEncoder, likeness
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
+from gateway.cli.doctor.look_machine import look_at_models
+from gateway.cli.doctor.verdicts import model as verdict
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable, StartFailed
-from gateway.modelkit.files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.embedding_triton import EmbeddingTriton, embedding_triton

@@ -15,10 +15,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from gateway.adapters import word_pieces
-from gateway.adapters.text_reader import MAX_TOKENS
-from gateway.adapters.word_pieces import WordPieces, takes_words_apart
-from gateway.modelkit.files import MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx import wordpiece_cache
+from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx.tokenizer import MAX_TOKENS
+from gateway.adapters.onnx.wordpiece_cache import WordPieces, takes_words_apart
 
 MOST = 24
 TRAPS = Path(__file__).parents[1] / "cache" / "traps.jsonl"
@@ -74,8 +74,8 @@ def test_the_rest_is_left_to_the_tokenizer(tokenizer: Tokenizer, text: str) -> N
 
 
 def test_words_are_kept_within_bounds(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_pieces, "KEPT_WORDS", 4)
-    monkeypatch.setattr(word_pieces, "LONGEST_KEPT", 6)
+    monkeypatch.setattr(wordpiece_cache, "KEPT_WORDS", 4)
+    monkeypatch.setattr(wordpiece_cache, "LONGEST_KEPT", 6)
     pieces = WordPieces(tokenizer, MOST)
     for text in ("a b c", "d e f", "g" * 7):
         assert pieces.ids(text) == tokenizer.encode(text).ids

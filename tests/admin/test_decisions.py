@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.observability.decisions import MAX_WAITING, MAX_WATCHERS, Decisions
+from gateway.observability.live_events import MAX_WAITING, MAX_WATCHERS, Decisions
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.cache.control.route_control import Observation
-from gateway.cache.control.wrong_hits import Label
+from gateway.cache.threshold.route_control import Observation
+from gateway.cache.threshold.wrong_hits import Label
 from gateway.config import Config
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

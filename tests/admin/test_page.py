@@ -8,8 +8,8 @@ from typing import Never
 
 import pytest
 
-from gateway.admin import page
-from gateway.admin.page import Page, chart_files
+from gateway.admin import static_files
+from gateway.admin.static_files import Page, chart_files
 
 
 def test_every_module_is_there_and_fetched_at_once() -> None:
@@ -36,5 +36,5 @@ def test_without_the_charts_package_its_files_are_empty(monkeypatch: pytest.Monk
     def absent(name: str) -> Never:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(page.metadata, "distribution", absent)
+    monkeypatch.setattr(static_files.metadata, "distribution", absent)
     assert set(chart_files().values()) == {b""}

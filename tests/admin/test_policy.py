@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.admin.policy_manager import PolicyLife, files_of, resume
+from gateway.admin.policy_validation import staged_folder
 from gateway.app import running
-from gateway.commands.serve import following
+from gateway.cli.serve import following
 from gateway.config import Config
-from gateway.policy import folder as folder_module
-from gateway.policy.folder import PolicyFolder
-from gateway.policy.history import Author, Change, Version
-from gateway.policy_life.life import PolicyLife, files_of, resume
-from gateway.policy_life.staging import staged_folder
+from gateway.config.policy import files as folder_module
+from gateway.config.policy.files import PolicyFolder
+from gateway.config.policy.history import Author, Change, Version
 from tests.admin.test_admin_port import TOKEN
 from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.gateways import Answer, Served, config_of

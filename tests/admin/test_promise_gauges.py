@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gateway.policy.load import policy_from_text
+from gateway.config.policy.load import policy_from_text
 from tests.fixtures.gateways import Served, store_pid
 
 NARROWER = """

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters import redis_durable, redis_removal
+from gateway.adapters.redis import durability
+from gateway.adapters.redis import purge as purge_store
+from gateway.cache.purge import POLL_S
 from gateway.errors import StoreUnavailable
-from gateway.upkeep.removal import POLL_S
 from tests.admin.test_admin_port import TOKEN, metrics
 from tests.admin.test_admin_port import guarded as guarded
 from tests.cli.test_serve import children_of
@@ -76,17 +77,17 @@ def verdict(answer: Answer) -> str:
 LONG_S = 60.0
 PATIENTLY = changed(
     {
-        "gateway.adapters.redis_durable.DISK_MS": int(LONG_S * 1e3),
-        "gateway.adapters.redis_removal.POLL_TIMEOUT_S": LONG_S,
-        "gateway.adapters.redis_removal.TIMEOUT_S": 2 * LONG_S,
+        "gateway.adapters.redis.durability.DISK_MS": int(LONG_S * 1e3),
+        "gateway.adapters.redis.purge.POLL_TIMEOUT_S": LONG_S,
+        "gateway.adapters.redis.purge.TIMEOUT_S": 2 * LONG_S,
     }
 )
 
 
 @pytest.fixture(autouse=True)
 def _the_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_removal, "POLL_TIMEOUT_S", LONG_S)
-    monkeypatch.setattr(redis_removal, "TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(purge_store, "POLL_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(purge_store, "TIMEOUT_S", LONG_S)
 
 
 @pytest.fixture
@@ -443,7 +444,7 @@ async def test_under_load_nobody_who_asks_after_a_removal_gets_what_was_fetched_
     served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly, by similarity, streamed, from memory, by sharing a call: whatever way an answer may take."""
-    monkeypatch.setattr(redis_durable, "DISK_MS", 1)
+    monkeypatch.setattr(durability, "DISK_MS", 1)
     published, floor, draw = 0, 0, random.Random(1)
     verdicts: Counter[str] = Counter()
 
@@ -564,7 +565,7 @@ async def test_a_dead_store_is_a_503_and_what_is_hot_is_not_served_either(served
 async def test_the_number_of_bans_is_bounded_and_what_they_meant_stays_gone(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_durable, "DISK_MS", 1)  # the disk is not what this is about
+    monkeypatch.setattr(durability, "DISK_MS", 1)  # the disk is not what this is about
     await served.chat("one", headers={"Cache-Tag": "t3"})
     for i in range(70):
         assert (await purge(served, tags=[f"t{i}"])).status == 200

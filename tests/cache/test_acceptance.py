@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.calibrated import load_calibration
-from gateway.cache.control.ledger import BANDS
-from gateway.cache.control.route_control import RouteControl
+from gateway.cache.calibration import load_calibration
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Candidate
-from gateway.trained import WeightsCorrupt
+from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = ThresholdVerifier()
 

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from gateway.cache.admission import judged, roles_of, unasked
 from gateway.cache.frequency import Frequency
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import AdmissionRules
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.messages import Admission
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import AdmissionRules
-from gateway.ports import Inspection
+from gateway.messages import Admission, Inspection
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

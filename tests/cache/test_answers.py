@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.cache.answers import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
+from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
+from gateway.cache.answer_similarity import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
 from gateway.cache.caps import Caps
-from gateway.cache.control.wrong_hits import Label
-from gateway.cache.judging import MAX_CHARACTERS, judge_prompt, verdict_of
-from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.policy.model import Audit
+from gateway.cache.judge_prompt import MAX_CHARACTERS, judge_prompt, verdict_of
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import Audit
 from tests.fixtures.entries import vector_of
 
 TEXTS = st.text(max_size=60)

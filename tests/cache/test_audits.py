@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.bodies import AtHand
-from gateway.cache.control.route_control import Observation
-from gateway.cache.control.wrong_hits import Label
+from gateway.body_streams import AtHand
+from gateway.cache.answer_comparer import Comparisons
+from gateway.cache.background_calls import MAX_AT_ONCE, MAX_WAITING
+from gateway.cache.learned_state import Learning
+from gateway.cache.threshold.route_control import Observation
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.context import RequestContext
 from gateway.dialects.openai import OpenAI
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Embedding, Refusal, RequestContext
+from gateway.messages import Embedding, Refusal
 from gateway.observability.access_log import AccessLog
 from gateway.ports import Acceptance
-from gateway.quality.comparisons import Comparisons
-from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING
-from gateway.quality.learning import Learning
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 from tests.fixtures.fakes import MemoryStore

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.messages import RequestContext
+from gateway.context import RequestContext
 from gateway.steps.exact_cache import EmbeddingPrefetch
 
 

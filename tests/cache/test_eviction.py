@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.background import cancelled
-from gateway.cache.eviction import Ledger, worth_of
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.records import worth_of
+from gateway.cache.eviction import Ledger
 from gateway.errors import StoreUnavailable
+from gateway.tasks import cancelled
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Served, at_rest, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
@@ -197,7 +198,7 @@ async def test_a_store_that_is_away_is_told_once_and_once_that_it_is_back(
         if next(failures, None) is not None:
             raise StoreUnavailable("refused")
 
-    monkeypatch.setattr("gateway.upkeep.evictions.RETRY_S", 0.001)
+    monkeypatch.setattr("gateway.cache.evictor.RETRY_S", 0.001)
     monkeypatch.setattr(evictions, "compare", compare)
     caplog.set_level("INFO", "nearhit.store")
     running = asyncio.create_task(evictions.run())

@@ -11,14 +11,14 @@ import pytest
 
 from gateway.admin.explain import Pair, explain_pair, pair_from, route_of
 from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.control.ledger import BANDS
-from gateway.cache.control.route_control import Observation, RouteControl
-from gateway.cache.control.wrong_hits import Label
-from gateway.cache.explained import ExplainedPair
-from gateway.cache.learned import LearnedVerifier, load_weights
+from gateway.cache.explanation import ExplainedPair
+from gateway.cache.learned_verifier import LearnedVerifier, load_weights
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold.route_control import Observation, RouteControl
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector
-from gateway.policy.model import Policy, Route, Semantic
 from gateway.ports import Acceptance, Candidate, Opinion
 from tests.fixtures.entries import vector_of
 from tests.fixtures.targets import one_backend

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.control.ledger import BANDS
-from gateway.cache.control.route_control import RouteControl
-from gateway.cache.judged import VERBATIM, Held, best, hold, same_words
+from gateway.cache.judgement import VERBATIM, Held, best, hold, same_words
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Opinion
 from tests.fixtures.entries import judged_of

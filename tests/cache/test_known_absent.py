@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.front_store import FrontStore
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.redis_weights import RedisWeights
+from gateway.adapters.redis.entry_sizes import RedisWeights
+from gateway.adapters.redis.store import RedisStore
+from gateway.cache.evictor import Evictions
+from gateway.cache.memory_cache import FrontStore
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry
 from gateway.ports import Weight
-from gateway.upkeep.evictions import Evictions
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import EXACT_CACHE, Served, at_rest, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config

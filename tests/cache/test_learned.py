@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.cache.control.ledger import BANDS
-from gateway.cache.control.route_control import RouteControl
+from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.cache.features import NAMES
 from gateway.cache.forest import from_arrays
-from gateway.cache.learned import WEIGHTS, LearnedVerifier, load_weights, provenance
+from gateway.cache.learned_verifier import WEIGHTS, LearnedVerifier, load_weights, provenance
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
-from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.ports import Acceptance, Candidate, Opinion
-from gateway.trained import WeightsCorrupt
+from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = LearnedVerifier(load_weights())
 LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))

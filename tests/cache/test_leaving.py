@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.redis.store import RedisStore
 from tests.fixtures.gateways import BOTH_CACHES, at_rest, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

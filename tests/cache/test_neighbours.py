@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.redis.store import RedisStore
 from gateway.messages import Entry
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

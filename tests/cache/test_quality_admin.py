@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.cache.control.route_control import Observation
-from gateway.cache.control.wrong_hits import Label
-from gateway.policy.load import policy_from_text
+from gateway.cache.threshold.route_control import Observation
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.load import policy_from_text
 from tests.fixtures.entries import vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream

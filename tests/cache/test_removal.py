@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.removal import (
+from gateway.cache.bans import (
     EVERYTHING,
     Ban,
     Bans,

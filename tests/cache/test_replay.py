@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.cache.replay import LONGEST_S, lasts_s, paced
+from gateway.config.policy.model import Replay
 from gateway.messages import Event, Provenance, Verdict
-from gateway.policy.model import Replay
 from tests.fixtures.clock import FakeClock
 
 EVENTS = tuple(Event(str(i).encode()) for i in range(5))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir, load_manifest
+from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir, load_manifest
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, at_rest, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream

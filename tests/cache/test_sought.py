@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.cache import lexical
 from gateway.cache.features import reading
 from gateway.cache.payload import plain
-from gateway.cache.sought import Sought, clues_of
+from gateway.cache.text_patterns import Sought, clues_of
 
 SOUGHT: list[Sought] = [
     each for module in (lexical, reading) for each in vars(module).values() if isinstance(each, Sought)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.composition import model_parts
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.cache import model_factory
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -28,7 +28,7 @@ async def test_a_text_is_encoded_anew_for_each_tenant(
         return encode(self, texts)  # type: ignore[return-value]
 
     monkeypatch.setattr(HashEncoder, "encode", counting)
-    monkeypatch.setattr(model_parts, "ImmediateEmbedder", BatchingEmbedder)  # as a model that takes its time has
+    monkeypatch.setattr(model_factory, "ImmediateEmbedder", BatchingEmbedder)  # as a model that takes its time has
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, LOOSE) as served:
         for key in ("a", "a", "b"):

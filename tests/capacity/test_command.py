@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.capacity.costs import load_costs, shipped_costs
-from gateway.cli import main
+from gateway.__main__ import main
+from gateway.tools.capacity.costs import load_costs, shipped_costs
 
 ASKED = ["capacity", "--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"]
 ROOT = Path(__file__).parents[2]

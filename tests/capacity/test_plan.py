@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
-from gateway.capacity.demand import Demand, Impossible
-from gateway.capacity.plan import Fleet, fleet_of
-from gateway.capacity.report import as_json, as_text, total
+from gateway.tools.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
+from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.plan import Fleet, fleet_of
+from gateway.tools.capacity.report import as_json, as_text, total
 
 COSTS = load_costs(None)
 PRICES, CURRENCY = load_prices(None)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from gateway.cli import main
-from gateway.commands import cache as cache_commands
-from gateway.commands import progress, warming
+from gateway.__main__ import main
+from gateway.cli import cache as cache_commands
+from gateway.cli import progress, warming
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
+from gateway.__main__ import main
 from gateway.pipeline import SHARED
 from tests.fixtures.gateways import NO_CACHE, TIERS
 from tests.fixtures.processes import write_config

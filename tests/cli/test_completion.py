@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import build_parser, main
-from gateway.commands.completion import SHELLS
-from gateway.commands.manual import tree
+from gateway.__main__ import build_parser, main
+from gateway.cli.completion import SHELLS
+from gateway.cli.manual import tree
 from tests.cli.test_top import on_a_terminal, read_until
 
 

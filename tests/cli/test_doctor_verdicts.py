@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.doctor.findings import Finding, Level, Report
-from gateway.commands.doctor.store import StoreFacts, store_findings
-from gateway.commands.doctor.verdicts import (
+from gateway.cli.doctor.findings import Finding, Level, Report
+from gateway.cli.doctor.store import StoreFacts, store_findings
+from gateway.cli.doctor.verdicts import (
     GIB,
     FolderFacts,
     MachineFacts,
@@ -24,7 +24,7 @@ from gateway.commands.doctor.verdicts import (
     running,
 )
 from gateway.config import Config
-from gateway.written.units import Address
+from gateway.config.units import Address
 
 BACKENDS = {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}}
 CALM = {"valkey_version": "9.1.2", "role": "master", "aof_enabled": "1", "maxmemory_policy": "volatile-lru"}

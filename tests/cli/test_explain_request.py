@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
-from gateway.routing.latency import Asked
+from gateway.__main__ import main
+from gateway.upstream.latency import Asked
 from tests.fixtures.gateways import Served
 from tests.fixtures.upstream import Upstream
 

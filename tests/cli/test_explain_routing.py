@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
-from gateway.commands import explain as command
-from gateway.commands.explain import explain
-from gateway.explaining.explanation import Explanation
+from gateway.__main__ import main
+from gateway.admin.explanation import Explanation
+from gateway.cli import explain as command
+from gateway.cli.explain import explain
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.several import behind, policy_of

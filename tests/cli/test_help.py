@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from gateway.cli import main
-from gateway.commands.pages import PAGES
-from gateway.commands.parser import COMMANDS, build_parser
+from gateway.__main__ import main
+from gateway.cli.pages import PAGES
+from gateway.cli.parser import COMMANDS, build_parser
 
 PARSER = build_parser()
 
@@ -74,7 +74,9 @@ def test_the_manual_page_has_every_command_and_no_fault_that_a_formatter_finds(
 
 def test_a_command_imports_what_it_needs_and_no_more() -> None:
     """The list of commands comes without FAISS and the embedding model's library, which take a second."""
-    asked = "import sys; from gateway.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    asked = (
+        "import sys; from gateway.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=300, check=True)
     loaded = set(run.stdout.splitlines()[-1].split())
     assert not loaded & {"faiss", "onnxruntime", "grpc", "tritonclient", "gateway.app"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
-from gateway.commands.manual import tree
-from gateway.commands.pages import PAGES
-from gateway.commands.parser import build_parser
+from gateway.__main__ import main
+from gateway.cli.manual import tree
+from gateway.cli.pages import PAGES
+from gateway.cli.parser import build_parser
 from tests.admin.test_policy import CHANGED, config_in, serving
 from tests.fixtures.gateways import Served
 from tests.fixtures.triton import free_ports

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
+from gateway.__main__ import main
 from tests.admin.test_policy import CHANGED, DEFAULT, SUPPORT, WRONG, config_in, serving
 from tests.fixtures.gateways import Served
 from tests.fixtures.upstream import Upstream

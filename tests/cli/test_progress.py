@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.commands import progress
+from gateway.cli import progress
 
 
 class Terminal(StringIO):

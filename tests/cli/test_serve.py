@@ -89,8 +89,8 @@ async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: P
 
 STOPPED_AT_ONCE = """
 import os, signal, sys
-from gateway.cli import main
-from gateway.commands import serve
+from gateway.__main__ import main
+from gateway.cli import serve
 serve.announce = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 sys.exit(main(sys.argv[1:]))
 """

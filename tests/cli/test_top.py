@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
-from gateway.commands.top import command as top_command
+from gateway.__main__ import main
+from gateway.cli.top import command as top_command
 from tests.docs.console import fits
 from tests.fixtures.gateways import Served
 from tests.fixtures.processes import changed
@@ -78,9 +78,9 @@ async def test_no_gateway_there_is_a_sentence_and_exit_code_1(
 # seconds that it looks back.
 FROM_THE_FIRST_ON = changed(
     {
-        "gateway.commands.top.command.STRETCH_S": 3600.0,
-        "gateway.commands.top.command.MOST_REPORTS": 100_000,
-        "gateway.commands.top.command.ANSWER_S": 120.0,
+        "gateway.cli.top.command.STRETCH_S": 3600.0,
+        "gateway.cli.top.command.MOST_REPORTS": 100_000,
+        "gateway.cli.top.command.ANSWER_S": 120.0,
     }
 )
 

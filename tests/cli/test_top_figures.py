@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.top.figures import figures
-from gateway.commands.top.view import Line, Tone, cut, drawn, duration, lines
+from gateway.cli.top.figures import figures
+from gateway.cli.top.view import Line, Tone, cut, drawn, duration, lines
 from gateway.messages import Verdict
 
 BOUNDS = [0.001, 0.01, 0.1]

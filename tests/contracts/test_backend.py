@@ -13,24 +13,24 @@ import pytest
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.adapters.http_aiohttp_client import AiohttpClient
-from gateway.adapters.http_backend import HttpBackend
-from gateway.adapters.http_client import HttpClient
-from gateway.adapters.http_own_client import OwnClient
-from gateway.adapters.http_session import Session
-from gateway.adapters.onnx_backend import OnnxBackend
-from gateway.adapters.onnx_folder import ModelFolder
-from gateway.adapters.onnx_reader import Vectors
-from gateway.adapters.system_clock import SystemClock
-from gateway.adapters.triton_backend import TritonBackend
-from gateway.bodies import AtHand, close_body
+from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_files import MODEL, default_model_dir
+from gateway.adapters.onnx.text_models import Vectors
+from gateway.adapters.system.clock import SystemClock
+from gateway.body_streams import AtHand, close_body
 from gateway.config import Tensors, Timeouts
+from gateway.context import Backend, RequestContext
+from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
-from gateway.messages import EventStream, RequestContext, Whole
-from gateway.modelkit.files import MODEL, default_model_dir
-from gateway.ports import Backend
-from gateway.routing.naming import ModelNames
+from gateway.messages import EventStream, Whole
+from gateway.upstream.aiohttp_client import AiohttpClient
+from gateway.upstream.aiohttp_session import Session
+from gateway.upstream.http1_client import OwnClient
+from gateway.upstream.http_backend import HttpBackend
+from gateway.upstream.http_client import HttpClient
+from gateway.upstream.onnx_backend import OnnxBackend
+from gateway.upstream.triton_backend import TritonBackend
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.onnx_models import generator, onnx
 from tests.fixtures.triton import RunningTriton, free_ports

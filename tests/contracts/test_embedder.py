@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from gateway.adapters.batching_embedder import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
-from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.embedding.batching import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
+from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.adapters.front_store import FrontStore
-from gateway.cache.removal import Ban, Bans, Conditions
+from gateway.cache.bans import Ban, Bans, Conditions
+from gateway.cache.memory_cache import FrontStore
 from gateway.errors import StoreUnavailable
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed

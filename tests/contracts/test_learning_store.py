@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_store import MAX_ROUTES, RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.store import MAX_ROUTES, RedisStore
+from gateway.adapters.system.clock import SystemClock
 from gateway.errors import StoreUnavailable
 from gateway.ports import LearningStore
 from tests.contracts.test_response_store import OUTSIDE

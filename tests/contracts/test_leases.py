@@ -12,12 +12,12 @@ import pytest
 from redis import Redis
 from redis.cluster import RedisCluster
 
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_leases import RedisLeases
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.leases import RedisLeases
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
 from gateway.config.store_url import target_of
 from gateway.errors import StoreUnavailable
 from gateway.ports import Claim, Leases, ResponseStore

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters import redis_durable, redis_removal
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_removal import MAX_AUDIT, RedisRemovals
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
-from gateway.background import cancelled
+from gateway.adapters.redis import durability, purge
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.purge import MAX_AUDIT, RedisRemovals
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
 from gateway.errors import StoreUnavailable
+from gateway.tasks import cancelled
 from tests.contracts.test_response_store import OUTSIDE
 from tests.fixtures.entries import entry_of, hexed, vector_of
 from tests.fixtures.gateways import PATIENT_S
@@ -34,8 +34,8 @@ class Opened:
 async def opened(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Opened]:
-    monkeypatch.setattr(redis_removal, "TIMEOUT_S", 2 * PATIENT_S)
-    monkeypatch.setattr(redis_durable, "DISK_MS", int(PATIENT_S * 1000))
+    monkeypatch.setattr(purge, "TIMEOUT_S", 2 * PATIENT_S)
+    monkeypatch.setattr(durability, "DISK_MS", int(PATIENT_S * 1000))
     async with AsyncExitStack() as stack:
         if request.param == "embedded":
             server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
@@ -65,7 +65,7 @@ async def test_only_a_server_with_a_file_says_that_a_ban_has_reached_the_disk(op
 
 
 async def test_few_entries_are_read_until_others_have_a_turn(opened: Opened) -> None:
-    for i in range(2 * redis_removal.STEP):
+    for i in range(2 * purge.STEP):
         await opened.store.put(entry_of(str(i)), None)
     turns = 0
 
@@ -78,16 +78,16 @@ async def test_few_entries_are_read_until_others_have_a_turn(opened: Opened) -> 
     turning, before, read = asyncio.create_task(turn()), 0, 0
     async for page in opened.removals.records("e1"):
         assert turns > before
-        assert len(page) <= redis_removal.STEP
+        assert len(page) <= purge.STEP
         before, read = turns, read + len(page)
     await cancelled(turning)
-    assert read == 2 * redis_removal.STEP
+    assert read == 2 * purge.STEP
 
 
 async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_removal, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(purge, "PAGE_BYTES", 10_000)
     for i in range(60):
         size = 20_000 if i == 7 else 1_000
         await opened.store.put(entry_of(str(i), payload=(b"x" * size,)), vector_of(i) if i % 2 else None)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from gateway.adapters.embedded_valkey import EmbeddedValkey
-from gateway.adapters.front_store import FrontStore
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_guard import COOLDOWN_S
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.store_client import COOLDOWN_S
+from gateway.adapters.system.clock import SystemClock
+from gateway.cache.memory_cache import FrontStore
 from gateway.errors import StoreUnavailable
 from gateway.ports import ResponseStore
 from tests.fixtures.entries import entry_of, hexed, vector_of

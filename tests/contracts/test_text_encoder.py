@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.adapters.onnx_encoder import PADDING, PASS_TOKENS, TOGETHER, OnnxEncoder, passes
-from gateway.modelkit.files import MODEL, default_model_dir, load_manifest
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.onnx.encoder import PADDING, PASS_TOKENS, TOGETHER, OnnxEncoder, passes
+from gateway.adapters.onnx.model_files import MODEL, default_model_dir, load_manifest
 from gateway.ports import TextEncoder
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
 
@@ -147,7 +147,7 @@ def test_the_onnx_fingerprint_changes_with_the_weights(onnx: OnnxEncoder) -> Non
 def test_hash_vectors_are_the_same_in_every_process() -> None:
     """Python's own hash() is seeded anew by every process; this one is not."""
     script = (
-        "from gateway.adapters.hash_encoder import HashEncoder\n"
+        "from gateway.adapters.embedding.hashing import HashEncoder\n"
         "print(HashEncoder().encode(['How do I reset my password?'])[0].vector.tobytes().hex())"
     )
     said = {

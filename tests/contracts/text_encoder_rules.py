@@ -84,7 +84,7 @@ RULES: tuple[Callable[[TextEncoder], None], ...] = (
 
 
 def main(model: str) -> None:
-    module = importlib.import_module("gateway.adapters.sentence_transformers_encoder")
+    module = importlib.import_module("gateway.adapters.embedding.sentence_transformers")
     encoder = module.SentenceTransformersEncoder(model, "cpu")
     for rule in RULES:
         rule(encoder)

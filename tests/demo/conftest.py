@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.demo.repository.encoders import MiniLm, StaticVectors
-from gateway.demo.static_vectors import ensure_static_vectors
-from gateway.modelkit.files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
+from gateway.tools.demo.repository.encoders import MiniLm, StaticVectors
+from gateway.tools.demo.static_vectors import ensure_static_vectors
 
 
 @dataclass(frozen=True, slots=True)

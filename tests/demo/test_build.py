@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.build import MODELS, build_repository
-from gateway.demo.errors import ModelsUnavailable
-from gateway.modelkit.files import MODEL, ModelMissing
+from gateway.adapters.onnx.model_files import MODEL, ModelMissing
+from gateway.tools.demo.build import MODELS, build_repository
+from gateway.tools.demo.errors import ModelsUnavailable
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.child import ChildFailed, ChildProcess, death_signal_prefix
+from gateway.adapters.system.child_process import ChildFailed, ChildProcess, death_signal_prefix
 
 IDLE = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + IDLE
@@ -107,7 +107,7 @@ async def test_a_child_dies_when_its_parent_is_killed(tmp_path: Path) -> None:
     argv, log = [sys.executable, "-c", IDLE], tmp_path / "toy.log"
     parent = f"""
 import asyncio, pathlib
-from gateway.adapters.child import ChildProcess
+from gateway.adapters.system.child_process import ChildProcess
 async def main():
     child = await ChildProcess.start("toy", {argv!r}, log=pathlib.Path({str(log)!r}))
     async def up(): return "up" in child.log.read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.demo.passages import MAX_CHARACTERS, cut, read_passages
+from gateway.tools.demo.passages import MAX_CHARACTERS, cut, read_passages
 
 DOCUMENT = """# Guide
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.demo import static_vectors as module
-from gateway.demo.build import make_corpus
-from gateway.demo.passages import Passage, cut
-from gateway.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
-from gateway.demo.static_vectors import ensure_static_vectors
+from gateway.tools.demo import static_vectors as module
+from gateway.tools.demo.build import make_corpus
+from gateway.tools.demo.passages import Passage, cut
+from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
+from gateway.tools.demo.static_vectors import ensure_static_vectors
 from tests.demo.conftest import Questions
 
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"

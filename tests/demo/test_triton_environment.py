@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo import triton_environment as module
-from gateway.demo.errors import TritonUnavailable
-from gateway.demo.triton_environment import check_platform, ensure_libpython, ensure_triton
+from gateway.tools.demo import triton_environment as module
+from gateway.tools.demo.errors import TritonUnavailable
+from gateway.tools.demo.triton_environment import check_platform, ensure_libpython, ensure_triton
 
 
 def silent(message: str) -> None: ...

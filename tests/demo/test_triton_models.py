@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as client_module
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.demo.repository.answering import UNKNOWN
-from gateway.demo.repository.encoders import Vectors
+from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.tools.demo.repository.answering import UNKNOWN
+from gateway.tools.demo.repository.encoders import Vectors
 from tests.demo.conftest import Questions
 from tests.fixtures.triton import RunningTriton
 

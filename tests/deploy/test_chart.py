@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.adapters.redis_names import CLUSTERED, ONE_SERVER
+from gateway.adapters.redis.keyspace import CLUSTERED, ONE_SERVER
 from gateway.config.load import load_config
-from gateway.policy.check import check
-from gateway.precedence import Priority
-from gateway.written.units import parse_duration
+from gateway.config.policy.check import check
+from gateway.config.units import parse_duration
+from gateway.priority import Priority
 from tests.deploy.charts import BAD, CHART, GOOD, NEWEST, OLDEST, Rendered, faults
 from tests.deploy.test_deploy import NAME, exported
 from tests.deploy.test_systemd import STORE_STOPS_S

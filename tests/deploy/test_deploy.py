@@ -15,10 +15,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from gateway.config.load import load_config
+from gateway.config.policy.check import check
+from gateway.config.units import parse_duration
 from gateway.observability.metrics import Histogram
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.check import check
-from gateway.written.units import parse_duration
 from tests.deploy.test_systemd import STORE_STOPS_S
 from tests.fixtures.debian import program
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.policy.check import check
+from gateway.config.policy.check import check
 from tests.deploy.charts import DEPLOY, NEWEST, OLDEST, Rendered, faults
 from tests.fixtures.debian import program
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import build_parser
+from gateway.__main__ import build_parser
 from gateway.config import Config
-from gateway.config.environ import override
+from gateway.config.environment import override
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "nearhit.service"
-STORE_STOPS_S = 10.0  # gateway/adapters/embedded_valkey.py
+STORE_STOPS_S = 10.0  # gateway/adapters/redis/embedded_valkey.py
 
 
 def service() -> configparser.SectionProxy:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.openai import OpenAI
 from gateway.errors import Malformed
-from gateway.messages import Call
-from gateway.ports import Batch
+from gateway.messages import Batch, Call
 
 EMBEDDINGS = "/v1/embeddings"
 TEXTS = st.lists(st.text(max_size=20) | st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=8)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.http_headers import own_headers, translated_headers
 from gateway.dialects import anthropic_answers, openai_answers
 from gateway.dialects.anthropic import Anthropic
 from gateway.dialects.openai import OpenAI
@@ -24,6 +23,7 @@ from gateway.dialects.translation.models import anthropic_model, openai_model
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Event
 from gateway.ports import Translated
+from gateway.upstream.header_filter import own_headers, translated_headers
 from tests.dialects.test_anthropic_lossless import MESSAGES as ANY_MESSAGES
 from tests.dialects.test_anthropic_lossless import cut, message
 from tests.dialects.test_openai_answers import data_of, encoded

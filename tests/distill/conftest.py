@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.modelkit.environment import FetchFailed
-from gateway.modelkit.fetch import build_environment
+from gateway.tools.embedding_model.environment import FetchFailed
+from gateway.tools.embedding_model.fetch import build_environment
 from tests.fixtures.triton import CHECKOUT
 
 BUILD_ENV = CHECKOUT / ".venv-build"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.distill.data import DataInvalid, Row, check_classes, read_data, split
-from gateway.distill.report import threshold
+from gateway.tools.distillation.data import DataInvalid, Row, check_classes, read_data, split
+from gateway.tools.distillation.report import threshold
 
 
 def written(path: Path, *lines: str) -> Path:

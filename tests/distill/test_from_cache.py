@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.cli import main
+from gateway.__main__ import main
 from tests.distill.conftest import BUILD_ENV
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import Process, served_by_process, write_config

@@ -15,21 +15,21 @@ from google.protobuf import text_format
 from tritonclient.grpc import InferInput, model_config_pb2
 from tritonclient.grpc.aio import InferenceServerClient
 
-import gateway.distill
-from gateway.adapters.onnx_folder import ModelFolder
-from gateway.adapters.onnx_reader import Classifier as Reader
-from gateway.cli import main
-from gateway.demo.errors import TritonUnavailable
-from gateway.demo.triton_environment import ensure_triton
-from gateway.demo.triton_server import TritonPorts, TritonServer
-from gateway.distill.served.classifier import UNSURE, Classifier
+import gateway.tools.distillation
+from gateway.__main__ import main
+from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.text_models import Classifier as Reader
+from gateway.tools.demo.errors import TritonUnavailable
+from gateway.tools.demo.triton_environment import ensure_triton
+from gateway.tools.demo.triton_server import TritonPorts, TritonServer
+from gateway.tools.distillation.served.classifier import UNSURE, Classifier
 from tests.distill.conftest import BUILD_ENV
 from tests.fixtures.triton import CHECKOUT, free_ports
 
 
 @pytest.fixture(scope="module")
 def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    script, trainer = Path(__file__).with_name("in_torch.py"), Path(gateway.distill.__file__).parent
+    script, trainer = Path(__file__).with_name("in_torch.py"), Path(gateway.tools.distillation.__file__).parent
     folder = tmp_path_factory.mktemp("torch")
     done = subprocess.run([python, "-I", script, trainer, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

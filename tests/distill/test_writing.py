@@ -12,12 +12,12 @@ import onnxruntime
 import pytest
 from aiohttp import web
 
-from gateway.cache.control.wrong_hits import Label
-from gateway.cli import main
-from gateway.distill.answers import Answered, accepted_above, figures_of
-from gateway.distill.data import Row
-from gateway.distill.judge import Judge, JudgeSilent
+from gateway.__main__ import main
+from gateway.cache.threshold.wrong_hits import Label
 from gateway.generation.asked import Sampling, asked_of
+from gateway.tools.distillation.data import Row
+from gateway.tools.distillation.evaluation import Answered, accepted_above, figures_of
+from gateway.tools.distillation.judge import Judge, JudgeSilent
 from tests.distill.conftest import BUILD_ENV
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.onnx_models import LEARNT, generator

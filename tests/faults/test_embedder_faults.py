@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gateway import app
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.hash_encoder import HashEncoder
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
 from tests.fixtures.gateways import PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.faiss_index import FaissIndex
+from gateway.adapters.faiss.index import FaissIndex
 from tests.fixtures.gateways import LOOSE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

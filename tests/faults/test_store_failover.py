@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_names import CLUSTERED
-from gateway.routing.breaker import State
+from gateway.adapters.redis.keyspace import CLUSTERED
+from gateway.circuit_breaker import State
 from tests.admin.test_purge import purged
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.store_cluster import store_cluster

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_guard import COOLDOWN_S, FAILURES
-from gateway.routing.breaker import State
-from gateway.upkeep import recovery
+from gateway.adapters.redis.store_client import COOLDOWN_S, FAILURES
+from gateway.cache import recovery
+from gateway.circuit_breaker import State
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered, store_pid

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.adapters import embedded_valkey, kept_valkey
-from gateway.adapters.child import ChildFailed
-from gateway.adapters.embedded_valkey import EmbeddedValkey, Reading
-from gateway.adapters.kept_valkey import KeptValkey
-from gateway.background import Pauses
+from gateway.adapters.redis import embedded_valkey, valkey_supervisor
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, Reading
+from gateway.adapters.redis.valkey_supervisor import KeptValkey
+from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
-from gateway.observability.seldom import EVERY_S, Seldom
+from gateway.observability.rate_limited_log import EVERY_S, Seldom
+from gateway.tasks import Pauses
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -107,7 +107,7 @@ async def test_a_killed_store_comes_back_and_hits_with_it(
     assert ended["ended_with"] == "signal SIGKILL"
     assert Path(ended["log"]).is_file()
     assert again["pid"] == store_of(embedded).pid
-    assert again["away_s"] >= kept_valkey.FIRST_PAUSE_S
+    assert again["away_s"] >= valkey_supervisor.FIRST_PAUSE_S
 
 
 async def test_a_removal_that_was_lost_with_the_store_holds_and_is_written_again(
@@ -164,8 +164,8 @@ async def test_jobs_go_on(embedded: Served, upstream: Upstream) -> None:
 async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_valkey, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(kept_valkey, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(valkey_supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(valkey_supervisor, "LONGEST_PAUSE_S", 0.05)
     told = asyncio.Event()
     store = await KeptValkey.start(tmp_path, max_memory=MEMORY)
     store.told = told.set
@@ -201,7 +201,7 @@ async def test_the_first_start_is_not_tried_again(tmp_path: Path, monkeypatch: p
 async def test_a_stop_before_it_is_started_again_ends_it(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_valkey, "STOP_S", 3600.0)  # nor is its end only given up
+    monkeypatch.setattr(valkey_supervisor, "STOP_S", 3600.0)  # nor is its end only given up
     async with asyncio.timeout(120), gateway_on(upstream, tmp_path) as served:
         pid = store_of(served).pid
         os.kill(pid, signal.SIGKILL)

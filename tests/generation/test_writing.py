@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation.writing import Writing
-from gateway.ports import Token
+from gateway.messages import Token
 
 TEXTS = st.lists(st.text("ab.", max_size=3) | st.none(), max_size=12)
 STOPS = st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3)

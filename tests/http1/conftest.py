@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
-from gateway.http1.client import Client
-from gateway.http1.origin import Origin
+from gateway.upstream.http1.client import Client
+from gateway.upstream.http1.origin import Origin
 from tests.fixtures.http_clients import PATIENT_S
 from tests.fixtures.wire import WireUpstream, wire_upstream
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.http_client import Outward
-from gateway.http1.errors import ExchangeFailed
+from gateway.upstream.http1.errors import ExchangeFailed
+from gateway.upstream.http_client import Outward
 from tests.fixtures.http_clients import CLIENTS, asked, client_at
 from tests.fixtures.wire import Message, Wire, wire_upstream
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.adapters.http_client import HttpClient, Outward
-from gateway.http1.errors import ConnectFailed, ConnectTimedOut, Disconnected, ExchangeFailed, TimedOut
+from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, Disconnected, ExchangeFailed, TimedOut
+from gateway.upstream.http_client import HttpClient, Outward
 from tests.fixtures.http_clients import CLIENTS, asked, client_at, due, get, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http1.alarm import Alarm
-from gateway.http1.client import Client
-from gateway.http1.connection import Connection
-from gateway.http1.errors import (
+from gateway.upstream.http1.client import Client
+from gateway.upstream.http1.connection import Connection
+from gateway.upstream.http1.deadline_timer import Alarm
+from gateway.upstream.http1.errors import (
     ConnectTimedOut,
     Crowded,
     Disconnected,
@@ -19,10 +19,10 @@ from gateway.http1.errors import (
     TimedOut,
     UploadFailed,
 )
-from gateway.http1.heads import request_head
-from gateway.http1.origin import Origin
-from gateway.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONAL
-from gateway.http1.pool import MAX_WAITING
+from gateway.upstream.http1.headers import request_head
+from gateway.upstream.http1.origin import Origin
+from gateway.upstream.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONAL
+from gateway.upstream.http1.pool import MAX_WAITING
 from tests.fixtures.http_clients import PATIENT_S, due, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from gateway.http1.answer import Answer
-from gateway.http1.client import Client
-from gateway.http1.connection import MAX_UNREAD_BYTES
-from gateway.http1.errors import Broken, TimedOut
-from gateway.http1.heads import request_head
+from gateway.upstream.http1.client import Client
+from gateway.upstream.http1.connection import MAX_UNREAD_BYTES
+from gateway.upstream.http1.errors import Broken, TimedOut
+from gateway.upstream.http1.headers import request_head
+from gateway.upstream.http1.response import Answer
 from tests.fixtures.http_clients import due
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream

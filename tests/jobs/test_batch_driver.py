@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_batches import RedisBatches
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_jobs import RedisJobs
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.adapters.redis_store import RedisStore
-from gateway.background import cancelled
+from gateway.adapters.redis.batches import RedisBatches
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.jobs import RedisJobs
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.jobs.batch_driver import LEASE_S, RENEW_S, BatchDriver
-from gateway.jobs.batch_store import BatchStore
-from gateway.jobs.batches import Batch, File
-from gateway.jobs.store import Bounds
+from gateway.job_records import Batch, File
+from gateway.job_store import BatchStore, Bounds
+from gateway.jobs.batch_runner import LEASE_S, RENEW_S, BatchDriver
+from gateway.tasks import cancelled
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer

@@ -14,11 +14,11 @@ import pytest
 from openai.types import Batch
 from redis import Redis
 
-from gateway.adapters.embedded_valkey import socket_path
-from gateway.adapters.redis_names import ONE_SERVER
+from gateway.adapters.redis.embedded_valkey import socket_path
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.job_records import Batch as Stored
 from gateway.jobs import batch_endpoint
 from gateway.jobs.batches import STEP_BYTES, STEP_LINES, Reading
-from gateway.jobs.batches import Batch as Stored
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from gateway.jobs.model import Status
-from gateway.jobs.store import Conclusion
+from gateway.job_records import Status
+from gateway.job_store import Conclusion
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.jobs.asking import main_of, submit

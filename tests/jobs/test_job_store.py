@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_jobs import RedisJobs
-from gateway.adapters.redis_names import ONE_SERVER
-from gateway.adapters.redis_store import RedisStore
-from gateway.jobs.model import Claimed, Job, Result, Status
-from gateway.jobs.store import Admittance, Bounds, Conclusion, Hold
-from gateway.precedence import Priority
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.jobs import RedisJobs
+from gateway.adapters.redis.keyspace import ONE_SERVER
+from gateway.adapters.redis.store import RedisStore
+from gateway.job_records import Claimed, Job, Result, Status
+from gateway.job_store import Admittance, Bounds, Conclusion, Hold
+from gateway.priority import Priority
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer

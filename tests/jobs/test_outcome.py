@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.model import Result, Status
-from gateway.jobs.outcome import Again, Pace, Terms, backoff_s, judged, later_s
-from gateway.jobs.store import Conclusion
+from gateway.job_records import Result, Status
+from gateway.job_store import Conclusion
+from gateway.jobs.retry_policy import Again, Pace, Terms, backoff_s, judged, later_s
 
 TERMS = Terms(attempts=3, max_age_s=1000.0, result_s=60.0, dead_s=600.0)
 

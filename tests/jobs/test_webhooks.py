@@ -18,12 +18,13 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.adapters.webhook_client import WebhookClient
-from gateway.jobs import deliveries
-from gateway.jobs.deliveries import Told, next_s, outcome_of
-from gateway.jobs.outcome import backoff_s
-from gateway.jobs.signing import SecretInvalid, secret_of
-from gateway.jobs.targets import TargetRefused, check_url, public
+from gateway.adapters.system.ssrf_guard import TargetRefused, check_url, public
+from gateway.adapters.system.webhook_client import WebhookClient
+from gateway.job_store import Told
+from gateway.jobs import webhook_delivery
+from gateway.jobs.retry_policy import backoff_s
+from gateway.jobs.webhook_delivery import next_s, outcome_of
+from gateway.jobs.webhook_signature import SecretInvalid, secret_of
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -111,7 +112,7 @@ async def test_the_header_names_a_webhook_too_and_a_cancelled_job_is_told(upstre
 async def test_a_webhook_that_fails_is_told_again_under_the_same_id(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliveries, "BASE_S", 0.1)  # what pauses there are is `next_s`'s, and tested there
+    monkeypatch.setattr(webhook_delivery, "BASE_S", 0.1)  # what pauses there are is `next_s`'s, and tested there
     async with receiving() as receiver:
         receiver.statuses = [500, 302]
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.background import Pauses, begun_again
 from gateway.errors import StoreUnavailable
-from gateway.jobs.model import Claimed, Job, Result
-from gateway.jobs.outcome import Terms
-from gateway.jobs.store import Conclusion, Counts, Hold
+from gateway.job_records import Claimed, Job, Result
+from gateway.job_store import Conclusion, Counts, Hold
+from gateway.jobs.retry_policy import Terms
 from gateway.jobs.workers import Workers
 from gateway.observability.telemetry import Telemetry
-from gateway.precedence import Priority
+from gateway.priority import Priority
+from gateway.tasks import Pauses, begun_again
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.limits import Cap, Limits, Pace
-from gateway.routing.limiting import (
+from gateway.limits import MICROS, Cap, Limits, Meters, Pace
+from gateway.routing.limit_evaluation import (
     Estimate,
     asked_of,
     headers_of,
@@ -16,7 +16,6 @@ from gateway.routing.limiting import (
     subjects,
     with_headers,
 )
-from gateway.routing.quota import MICROS, Meters
 
 NOW = 1_790_000_000 * MICROS
 WHOSE = subjects("acme", "ada", "sk-secret")

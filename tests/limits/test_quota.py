@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from gateway.adapters.redis_quotas import BEAT, SETTLE, TAKE, arguments_of
-from gateway.routing.quota import (
+from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, arguments_of
+from gateway.limits import (
     MICROS,
     Demand,
     Meters,

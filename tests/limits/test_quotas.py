@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.calling.quotas import MAX_PENDING, Quotas
 from gateway.errors import StoreUnavailable
+from gateway.limits import MICROS, Demand, Meters, Paced, Part, Place, Return, Spend, Taken, window_of
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.quota import MICROS, Demand, Meters, Paced, Part, Place, Return, Spend, Taken, window_of
+from gateway.routing.rate_limiter import MAX_PENDING, Quotas
 from tests.fixtures.clock import FakeClock
 
 CAP = Spend("cap", 1000, 100, "day", soft=False)

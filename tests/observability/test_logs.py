@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.observability import logs
+from gateway.observability import json_logging
 
 KEY = "Bearer sk-canary"
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -37,7 +37,7 @@ def said_of(loop: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], Co
     stream = io.StringIO()
 
     async def with_log() -> None:
-        logs.set_up("info", stream)
+        json_logging.set_up("info", stream)
         await work()
 
     with asyncio.Runner(loop_factory=loop) as runner:

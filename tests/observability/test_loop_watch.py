@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observability.loop_watch import (
+from gateway.observability.event_loop_monitor import (
     IDLE_TICK_S,
     NO_CODE,
     STALL_S,

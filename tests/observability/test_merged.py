@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gateway.observability.merged import Strange, merge, packed
+from gateway.observability.aggregation import Strange, merge, packed
 from gateway.observability.telemetry import Telemetry
 
 REQUEST = ("default", "openai", "exact", "200")

@@ -17,8 +17,8 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.adapters import otlp_exporter
-from gateway.adapters.otlp_exporter import CLOSING_S
+from gateway.adapters.system import otlp_exporter
+from gateway.adapters.system.otlp_exporter import CLOSING_S
 from gateway.observability.access_log import AccessLog
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.config import Config
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Policy
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Policy
 
 BACKENDS = ("light", "large", "main")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.check import check
+from gateway.config.policy.check import check
 
 from .documents import rule, text
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config import Config, OpenAIBackendConfig, TritonBackendConfig, load_config
-from gateway.policy.upstream import upstream_config
-from gateway.written.faults import ConfigInvalid
-from gateway.written.units import Address
+from gateway.config.errors import ConfigInvalid
+from gateway.config.policy.single_backend import upstream_config
+from gateway.config.units import Address
 
 REPOSITORY = Path(__file__).parents[2]
 MAIN = "version: 1\nbackends:\n  main: {adapter: openai, url: https://host/v1}\n"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admin.budget_warnings import MIN_ANSWERS, unmet_budgets
+from gateway.config.policy.check import check
+from gateway.config.policy.globs import covers
+from gateway.config.policy.load import Text, policy_from_text, read_policy
 from gateway.observability.telemetry import Telemetry
-from gateway.policy.check import check
-from gateway.policy.globs import covers
-from gateway.policy.load import Text, policy_from_text, read_policy
-from gateway.policy_life.budget_doubts import MIN_ANSWERS, unmet_budgets
 
 from .documents import config, rule, text
 

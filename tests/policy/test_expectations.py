@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Text
-from gateway.policy_life.expectations import MAX_S, disappointments
-from gateway.policy_life.staging import adapters_of, staged
-from gateway.written.faults import ConfigInvalid
+from gateway.__main__ import main
+from gateway.admin.policy_tests import MAX_S, disappointments
+from gateway.admin.policy_validation import adapters_of, staged
+from gateway.config.errors import ConfigInvalid
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Text
 
 from .documents import config
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy import history as module
-from gateway.policy.differences import MAX_CHARACTERS, changed_lines, difference
-from gateway.policy.history import BY_FILE, Author, Change, History
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Policy
+from gateway.config.policy import history as module
+from gateway.config.policy.diff import MAX_CHARACTERS, changed_lines, difference
+from gateway.config.policy.history import BY_FILE, Author, Change, History
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Policy
 
 from .documents import config, rule, text
 

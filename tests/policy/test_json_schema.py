@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.cli import main
-from gateway.commands.json_schema import config_schema, policy_schema
+from gateway.__main__ import main
+from gateway.cli.json_schema import config_schema, policy_schema
+from gateway.config.errors import ConfigInvalid
 from gateway.config.load import read_config
-from gateway.policy.load import Text, read_policy
-from gateway.written.faults import ConfigInvalid
-from gateway.written.yaml_source import load_yaml
+from gateway.config.policy.load import Text, read_policy
+from gateway.config.yaml_loader import load_yaml
 
 ROOT = Path(__file__).parents[2]
 TESTDATA = Path(__file__).parent / "testdata"

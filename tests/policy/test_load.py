@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.check import check
-from gateway.policy.load import load_policy, policy_from_text
-from gateway.policy.model import Audit, Policy, Recording, Replay
-from gateway.written.faults import ConfigInvalid
+from gateway.config.errors import ConfigInvalid
+from gateway.config.policy.check import check
+from gateway.config.policy.load import load_policy, policy_from_text
+from gateway.config.policy.model import Audit, Policy, Recording, Replay
 
 from .documents import config, rule, text
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.policy.model import MOST_ASKED, MOST_NAMED
+from gateway.config.policy.model import MOST_ASKED, MOST_NAMED
 from gateway.ports import Acceptance
 from tests.fixtures.targets import light_and_large, one_backend
 

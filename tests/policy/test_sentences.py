@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.load import read_config
-from gateway.policy.check import check
+from gateway.config.policy.check import check
 
 TESTDATA = Path(__file__).parent / "testdata"
 FILES = sorted(path.name for path in TESTDATA.glob("*.yaml"))

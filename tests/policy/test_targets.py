@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Target, Tier
-from gateway.policy.targets import Cascade, Part, Shadow
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Target, Tier
+from gateway.config.policy.targets import Cascade, Part, Shadow
 from tests.fixtures.targets import light_and_large, one_backend
 from tests.policy.documents import config
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.policy.load import load_policy
-from gateway.policy.model import Policy
-from gateway.policy.watch import PolicyHolder
-from gateway.written.faults import Fault
+from gateway.config.errors import Fault
+from gateway.config.policy.load import load_policy
+from gateway.config.policy.model import Policy
+from gateway.config.policy.reloader import PolicyHolder
 
 from .documents import config, policy, rule, text
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.written.faults import ConfigInvalid
-from gateway.written.yaml_source import MAX_BYTES, Source, load_yaml
+from gateway.config.errors import ConfigInvalid
+from gateway.config.yaml_loader import MAX_BYTES, Source, load_yaml
 
 
 def read(text: str | bytes, environ: dict[str, str] | None = None) -> Source:

@@ -9,18 +9,18 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway.flights import gathering
+from gateway import input_batch
 from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
-SOON_S = gathering.QUIET_S
+SOON_S = input_batch.QUIET_S
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine one input may come from its lookup much later than the others: all are waited for."""
-    monkeypatch.setattr(gathering, "QUIET_S", 600.0)
+    monkeypatch.setattr(input_batch, "QUIET_S", 600.0)
 
 
 async def embed(served: Served, inputs: Any, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
@@ -80,7 +80,7 @@ async def test_inputs_that_are_on_their_way_are_not_asked_again(
     upstream.gate.clear()
     first = asyncio.create_task(embed(served, ["a", "bb"]))
     await until(lambda: len(upstream.calls) == 1)
-    monkeypatch.setattr(gathering, "QUIET_S", SOON_S)
+    monkeypatch.setattr(input_batch, "QUIET_S", SOON_S)
     second = asyncio.create_task(embed(served, ["bb", "ccc"]))
     await until(lambda: len(upstream.calls) == 2)
     upstream.gate.set()
@@ -91,7 +91,7 @@ async def test_inputs_that_are_on_their_way_are_not_asked_again(
 async def test_requests_that_wait_for_each_others_inputs_both_end(
     served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "QUIET_S", SOON_S)
+    monkeypatch.setattr(input_batch, "QUIET_S", SOON_S)
     inputs = [f"text {i}" for i in range(20)]
     answers = await asyncio.gather(*(embed(served, given) for given in (inputs, inputs[::-1]) * 3))
     assert all(answer.status == 200 for answer in answers)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.adapters import http_exchange
+from gateway.upstream import response_reader
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import KServeTriton
 from tests.fixtures.upstream import Upstream, serving
@@ -150,7 +150,7 @@ async def test_answers_without_a_row_for_each_are_fetched_one_by_one(
 async def test_an_answer_that_is_too_large_to_be_divided_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_exchange, "MAX_WHOLE_BYTES", 1_000)
+    monkeypatch.setattr(response_reader, "MAX_WHOLE_BYTES", 1_000)
 
     async def large(request: web.Request, _: Any) -> web.StreamResponse:
         return web.json_response({"outputs": ["x" * 2**20]})

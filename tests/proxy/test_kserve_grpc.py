@@ -20,7 +20,7 @@ import tritonclient.grpc.aio as aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from gateway.kserve_grpc.asking import Asking
+from gateway.http_server.grpc.request_adapter import Asking
 from gateway.response_headers import ResponseHeaders
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of

@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc.aio as grpc
 import tritonclient.http as http
 
+from gateway.__main__ import main
+from gateway.adapters.onnx.model_files import MODEL, ModelMissing, default_model_dir
 from gateway.app import running
-from gateway.cli import main
-from gateway.modelkit.files import MODEL, ModelMissing, default_model_dir
-from gateway.policy.load import policy_from_text
+from gateway.config.policy.load import policy_from_text
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.onnx_models import LEARNT, MODELS
 from tests.fixtures.several import counted, policy_of

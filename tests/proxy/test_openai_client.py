@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from gateway import input_batch
 from gateway.dialects.openai_answers import embeddings
-from gateway.flights import gathering
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.proxy.conftest import openai_client
@@ -101,7 +101,7 @@ async def test_embeddings_arrive_as_base64_by_default_and_as_floats_on_request(
     client: openai.AsyncOpenAI, upstream: Upstream, given: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks for base64 by itself and decodes it: what it hands out is floats both ways."""
-    monkeypatch.setattr(gathering, "QUIET_S", 600.0)  # a loaded machine may look up one input later than the others
+    monkeypatch.setattr(input_batch, "QUIET_S", 600.0)  # a loaded machine may look up one input later than the others
     vectors = [[0.5, -0.25, 1.0], [0.0, 2.0, 3.0], [4.0, 5.0, 6.0]][: 1 if isinstance(given, str) else 3]
 
     async def answer(_: web.Request, call: dict[str, Any]) -> web.Response:

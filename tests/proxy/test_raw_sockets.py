@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.observability.logs import JsonLines
+from gateway.observability.json_logging import JsonLines
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.wire import Message, Wire, connected

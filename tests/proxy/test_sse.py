@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.sse import MAX_EVENT_BYTES, SSEParser
+from gateway.dialects.sse import MAX_EVENT_BYTES, SSEParser
 from gateway.errors import StreamBroken
 from gateway.messages import Event
 from tests.fixtures.gateways import Served

@@ -15,8 +15,9 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
+from gateway.context import RequestContext
 from gateway.errors import StartFailed
-from gateway.messages import RequestContext, Response
+from gateway.messages import Response
 from tests.fixtures.gateways import Served, config_of, fast_path, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -15,7 +15,7 @@ from bench import recovered
 from bench.promise import STARVED_S, Cell
 from bench.queues import Outcome, Scenario
 from bench.routing import curve_table, kept_cells, promise_table, reached_table
-from gateway.policy.model import Target, Tier
+from gateway.config.policy.model import Target, Tier
 from training import gaps
 
 LIGHT = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1], float)
@@ -64,7 +64,7 @@ def test_random_recovers_half_and_a_score_that_says_something_more() -> None:
 
 
 def test_the_gateways_own_rules_hold_what_they_are_asked_for() -> None:
-    """The bound of a share over any n in a row is that of `gateway/routing/threshold.py`: 2 % of n, and 5 requests."""
+    """The bound of a share over any n in a row is that of `gateway/routing/share_controller.py`: 2 % of n, and 5 requests."""
     seen = outcomes()
     found = {point.rule: point for point in recovered.reached(seen, seen.scores[recovered.HELD_OUT], audited=0.0)}
     for share in recovered.SHARES:

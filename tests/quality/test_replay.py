@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from gateway.cache.control.route_control import RouteControl
+from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Embedding
 from gateway.ports import Candidate, Opinion
 from quality.decision import Encoded, Fixed

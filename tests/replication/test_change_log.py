@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.adapters.redis_changes import START, RedisChanges
-from gateway.adapters.redis_client import connect
-from gateway.adapters.redis_journal import CHANGES, Journal
-from gateway.adapters.redis_leases import RedisLeases
-from gateway.adapters.redis_removal import RedisRemovals
-from gateway.adapters.redis_store import RedisStore
+from gateway.adapters.redis.change_log_reader import START, RedisChanges
+from gateway.adapters.redis.change_log_writer import CHANGES, Journal
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.leases import RedisLeases
+from gateway.adapters.redis.purge import RedisRemovals
+from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.ports.replication import ChangeKind
+from gateway.ports import ChangeKind
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed, vector_of
 from tests.fixtures.gateways import PATIENT_S

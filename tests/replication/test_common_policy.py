@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.policy_sync import takes_over
 from gateway.app import Gateway
-from gateway.policy.history import Author
-from gateway.policy_life.common import takes_over
-from gateway.ports.replication import Published
+from gateway.config.policy.history import Author
+from gateway.ports import Published
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream

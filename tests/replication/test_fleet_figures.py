@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.redis_figures import RedisFigures
-from gateway.adapters.redis_store import RedisStore
-from gateway.adapters.system_clock import SystemClock
+from gateway.adapters.redis.metrics_snapshots import RedisFigures
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.system.clock import SystemClock
 from tests.fixtures.gateways import Served
 from tests.fixtures.stores import OutsideServer, outside_server
 from tests.fixtures.upstream import Upstream

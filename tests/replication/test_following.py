@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.replication import Following
 from gateway.observability.telemetry import Telemetry
-from gateway.ports.replication import Change, ChangeKind
-from gateway.upkeep.following import Following
+from gateway.ports import Change, ChangeKind
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_changes import RedisChanges
-from gateway.adapters.redis_journal import CHANGES
-from gateway.ports.replication import Page
-from gateway.routing.breaker import State
+from gateway.adapters.redis.change_log_reader import RedisChanges
+from gateway.adapters.redis.change_log_writer import CHANGES
+from gateway.circuit_breaker import State
+from gateway.ports import Page
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
@@ -93,7 +93,7 @@ async def test_what_one_lets_go_leaves_the_others_index_and_front(start: Start) 
 async def test_a_purge_by_one_is_heeded_by_the_other_before_the_next_poll(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upkeep.removal.POLL_S", 3600.0)
+    monkeypatch.setattr("gateway.cache.purge.POLL_S", 3600.0)
     one, two = await start("one"), await start("two")
     await asked(one, ASKED)
     await until(lambda: size(two) == 1)

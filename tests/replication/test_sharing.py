@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.control.ledger import BANDS
-from gateway.cache.control.route_control import Observation, RouteControl, Said
-from gateway.cache.control.wrong_hits import Label
-from gateway.ports import Acceptance
-from gateway.ports.replication import Change, ChangeKind
-from gateway.quality.sharing import Sharing
+from gateway.cache.gossip import Sharing
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold.route_control import Observation, RouteControl, Said
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.ports import Acceptance, Change, ChangeKind
 from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.background import cancelled
-from gateway.commands.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor
-from gateway.commands.workers.worker import Worker
-from gateway.composition import colleagues
-from gateway.composition.colleagues import Colleagues
-from gateway.composition.hired import VARIABLE
+from gateway import worker_metrics
+from gateway.cli.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor
+from gateway.cli.workers.worker import Worker
 from gateway.observability.telemetry import Telemetry
+from gateway.tasks import cancelled
+from gateway.worker import VARIABLE
+from gateway.worker_metrics import Colleagues
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
 
@@ -157,7 +157,7 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a full disk."""
-    monkeypatch.setattr(colleagues, "FIGURES_EVERY_S", 0.01)
+    monkeypatch.setattr(worker_metrics, "FIGURES_EVERY_S", 0.01)
     telemetry, folder, sampled = Telemetry(), tmp_path / "figures", 0
 
     async def sample() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from gateway.cache.stream_consumer import Lag, Tail
 from gateway.errors import StoreUnavailable
-from gateway.ports.replication import Change, ChangeKind, Page
-from gateway.upkeep.tail import Lag, Tail
+from gateway.ports import Change, ChangeKind, Page
 from tests.fixtures.clock import FakeClock
 
 NOW = 100.0

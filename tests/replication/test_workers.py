@@ -16,11 +16,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.commands.workers.restart import restart
-from gateway.commands.workers.supervisor import supervising
-from gateway.composition.listening import DataDirLock
+from gateway.cli.workers.restart import restart
+from gateway.cli.workers.supervisor import supervising
 from gateway.config import Config
 from gateway.errors import StartFailed
+from gateway.listening import DataDirLock
 from tests.fixtures.gateways import BOTH_CACHES, config_of
 from tests.fixtures.processes import Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream, serving

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.balance import BOUND, TIME_CONSTANT_S, Candidate, PeakEwma, cheaper_of_two, sticky
+from gateway.upstream.load_balancer import BOUND, TIME_CONSTANT_S, Candidate, PeakEwma, cheaper_of_two, sticky
 
 SECONDS = st.floats(0.001, 100)
 CANDIDATES = st.lists(

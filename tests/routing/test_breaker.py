@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.breaker import Breaker, State
+from gateway.circuit_breaker import Breaker, State
 
 THRESHOLD, COOLDOWN_S = 3, 10.0
 

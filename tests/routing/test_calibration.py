@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.calibration import LEAST_SLOPE, MEMORY, MOST_SHIFT, MOST_SLOPE, Calibration, Fit
-from gateway.routing.kept import Routed, threshold_for
-from gateway.routing.scores import Scores
+from gateway.routing.quality_retention import Routed, threshold_for
+from gateway.routing.score_window import Scores
 
 labels_ = st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0.05, 1)), max_size=300)
 

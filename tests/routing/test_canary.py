@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from gateway.backends.lane import COOLDOWN_S, FAILURES
-from gateway.quality.extra_calls import MAX_AT_ONCE, MAX_WAITING
+from gateway.cache.background_calls import MAX_AT_ONCE, MAX_WAITING
+from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.several import behind, counted, policy_of
 from tests.fixtures.upstream import completion

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.onnx_encoder import OnnxEncoder
-from gateway.cache.answers import joined, passages
+from gateway.adapters.onnx.encoder import OnnxEncoder
+from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
+from gateway.cache.answer_similarity import joined, passages
 from gateway.dialects.odds import OpenAIOdds, odds_of
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.messages import Call, Choice
-from gateway.modelkit.files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.routing.cascade import (
+from gateway.routing.cascade_policy import (
     SAMPLE_TEMPERATURE,
     agreement,
     applies,
@@ -29,10 +29,10 @@ from gateway.routing.cascade import (
     token_confidence,
     tried_first,
 )
-from gateway.routing.choice import Decision
-from gateway.routing.grading import MAX_CHARACTERS, grade_of, grade_prompt
-from gateway.routing.latency import Prediction
-from gateway.routing.outlook import Remaining
+from gateway.routing.grader_prompt import MAX_CHARACTERS, grade_of, grade_prompt
+from gateway.routing.latency_forecast import Remaining
+from gateway.routing.tier_selection import Decision
+from gateway.upstream.latency import Prediction
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 

@@ -20,8 +20,8 @@ from gateway.routing.complexity import (
     load_weights,
     weights_from,
 )
-from gateway.routing.reading import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, Reading
-from gateway.trained import WeightsCorrupt
+from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, Reading
+from gateway.weight_files import WeightsCorrupt
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
 MODEL = ComplexityModel(load_weights(), ENCODER)

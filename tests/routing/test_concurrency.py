@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.lane import FAILURES
-from gateway.routing.breaker import State
-from gateway.routing.waiting import UNKNOWN_PER_PLACE
+from gateway.circuit_breaker import State
+from gateway.upstream.upstream import FAILURES
+from gateway.upstream.wait_queue import UNKNOWN_PER_PLACE
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai import OpenAI
-from gateway.routing.conversation import sticky_key
-from gateway.routing.naming import ModelNames
+from gateway.upstream.session_affinity import sticky_key
 
 SYSTEM = {"role": "system", "content": "You are kind."}
 FIRST = {"role": "user", "content": "What is a scope?"}

@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 
 from gateway import app
-from gateway.adapters.batching_embedder import BatchingEmbedder
-from gateway.adapters.hash_encoder import HashEncoder
-from gateway.backends.lane import COOLDOWN_S, FAILURES
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
-from gateway.routing.latency import Asked
+from gateway.upstream.latency import Asked
+from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script

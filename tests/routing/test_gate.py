@@ -13,10 +13,10 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.gate import Gate
+from gateway.admin.explanation import request_of
 from gateway.errors import BackendFull
-from gateway.explaining.explanation import request_of
-from gateway.routing.waiting import UNNOTICED_S
+from gateway.upstream.concurrency_limiter import Gate
+from gateway.upstream.wait_queue import UNNOTICED_S
 from tests.fixtures.clock import FakeClock
 
 CEILING = 64  # the default of `max_concurrency`

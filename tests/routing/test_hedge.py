@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ports import Crowd
-from gateway.routing.hedge import (
+from gateway.context import Crowd
+from gateway.upstream.hedge_policy import (
     BURST,
     SHORTEST_S,
     HedgeBudget,

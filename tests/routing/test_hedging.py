@@ -12,14 +12,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.backends.hedging import Asked as Heard
-from gateway.backends.hedging import Hedging
-from gateway.backends.lane import Lane
-from gateway.bodies import Ready
-from gateway.explaining.explanation import request_of
-from gateway.messages import Event, EventStream, RequestContext, Response
-from gateway.routing.hedge import HedgeRules
-from gateway.routing.latency import Asked
+from gateway.admin.explanation import request_of
+from gateway.body_streams import Ready
+from gateway.context import RequestContext
+from gateway.messages import Event, EventStream, Response
+from gateway.upstream.hedge_policy import HedgeRules
+from gateway.upstream.hedging import Asked as Heard
+from gateway.upstream.hedging import Hedging
+from gateway.upstream.latency import Asked
+from gateway.upstream.upstream import Lane
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
@@ -59,7 +60,7 @@ def patient() -> Iterator[list[bool]]:
         ended.append(race.open)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.backends.hedging._Race.pause", pause)
+        patch.setattr("gateway.upstream.hedging._Race.pause", pause)
         yield ended
 
 
@@ -71,7 +72,7 @@ def delayed_until(holds: Callable[[], object]) -> Iterator[None]:
         await until(holds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.backends.hedging._Race.pause", pause)
+        patch.setattr("gateway.upstream.hedging._Race.pause", pause)
         yield
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.latency import HALF_LIFE_S, KINDS, Asked, LatencyBook, Levels, Prediction
-from gateway.routing.sketch import PRIOR_WEIGHT, RATIO, REACH, Ratios
-from gateway.routing.trend import Trend
+from gateway.upstream.latency import HALF_LIFE_S, KINDS, Asked, LatencyBook, Levels, Prediction
+from gateway.upstream.ratio_sketch import PRIOR_WEIGHT, RATIO, REACH, Ratios
+from gateway.upstream.regression import Trend
 
 LARGEST = RATIO**REACH
 WITHIN = st.floats(1.01 / LARGEST, LARGEST / 1.01)

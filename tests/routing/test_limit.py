@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.limit import FLOOR, Limit
+from gateway.upstream.adaptive_concurrency import FLOOR, Limit
 
 Draw = Callable[[random.Random], float]
 

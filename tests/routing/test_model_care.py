@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from gateway.circuit_breaker import State
 from gateway.ports import Condition
-from gateway.routing.breaker import State
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.own_triton import OwnTriton, own_triton

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.breaker import Breaker, State
-from gateway.routing.outliers import HALF_LIFE_S, MARGIN, MIN_CALLS, Record, is_outlier, may_eject
+from gateway.circuit_breaker import Breaker, State
+from gateway.upstream.outlier_detection import HALF_LIFE_S, MARGIN, MIN_CALLS, Record, is_outlier, may_eject
 
 COUNTS = st.tuples(st.floats(0, 1000), st.floats(0, 1000))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.adapters.gate import Gate
-from gateway.explaining.explanation import request_of
-from gateway.precedence import Shed
-from gateway.routing.waiting import BURST_HOLDS, UNKNOWN_PER_PLACE
+from gateway.admin.explanation import request_of
+from gateway.priority import Shed
+from gateway.upstream.concurrency_limiter import Gate
+from gateway.upstream.wait_queue import BURST_HOLDS, UNKNOWN_PER_PLACE
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of

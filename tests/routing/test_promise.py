@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.queues import Outcome, Scenario, oracle, outcome
-from gateway.routing.latency import Asked, LatencyBook
-from gateway.routing.promise import LEAST, MOST, STEP, Sureness
+from gateway.routing.slo_confidence import LEAST, MOST, STEP, Sureness
+from gateway.upstream.latency import Asked, LatencyBook
 
 
 @given(st.lists(st.booleans(), max_size=3000), st.floats(0.01, 0.999))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.breaker import Breaker
-from gateway.routing.repair import (
+from gateway.circuit_breaker import Breaker
+from gateway.upstream.model_repair import (
     CALM_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.policy_validation import staged
 from gateway.config import Config
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Text
-from gateway.policy_life.staging import staged
-from gateway.traffic.job import done, job_of
-from gateway.written.faults import ConfigInvalid
+from gateway.config.errors import ConfigInvalid
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Text
+from gateway.tools.simulation.worker_process import done, job_of
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config.policy.model import Target, Tier
+from gateway.config.policy.targets import Part
 from gateway.messages import Choice
-from gateway.policy.model import Target, Tier
-from gateway.policy.targets import Part
-from gateway.routing.choice import Decision
-from gateway.routing.splits import point_of, resolved, with_fallbacks
+from gateway.routing.tier_selection import Decision
+from gateway.routing.traffic_split import point_of, resolved, with_fallbacks
 from tests.fixtures.targets import light_and_large
 
 KEYS = [str(i).encode() for i in range(4000)]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.scores import CAPACITY, PRIOR, Scores
-from gateway.routing.threshold import DEPTH, HOUR_S, ShareThreshold, Spent, band_of
+from gateway.routing.score_window import CAPACITY, PRIOR, Scores
+from gateway.routing.share_controller import DEPTH, HOUR_S, ShareThreshold, Spent, band_of
 
 Forced = bool | None
 Arrival = tuple[float, float, Forced]  # when, how hard, and where it had to go

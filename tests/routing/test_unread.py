@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.latency import HALF_LIFE_S, Asked, LatencyBook
-from gateway.routing.unread import UNREAD, UnreadBook
+from gateway.upstream.latency import HALF_LIFE_S, Asked, LatencyBook
+from gateway.upstream.lazy_latency import UNREAD, UnreadBook
 
 ANSWER = st.tuples(
     st.builds(Asked, stream=st.booleans(), input_tokens=st.floats(0, 4000)),

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.backends.lane import COOLDOWN_S, FAILURES
-from gateway.routing.breaker import State
-from gateway.routing.latency import Asked
-from gateway.routing.retry import MINIMUM
+from gateway.circuit_breaker import State
+from gateway.upstream.latency import Asked
+from gateway.upstream.retry_policy import MINIMUM
+from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.triton import free_ports
@@ -98,7 +98,7 @@ def patience() -> Iterator[Callable[[], None]]:
 
     instead = SimpleNamespace(timeout=timeout, CancelledError=asyncio.CancelledError)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.backends.lane.asyncio", instead)
+        patch.setattr("gateway.upstream.upstream.asyncio", instead)
         yield over
 
 

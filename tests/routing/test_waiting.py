@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.precedence import Priority, Shed
-from gateway.routing.waiting import (
+from gateway.priority import Priority, Shed
+from gateway.upstream.wait_queue import (
     AT_LEAST,
     BURST_HOLDS,
     LOOP_S,

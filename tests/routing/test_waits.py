@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.waits import KEYS, LONGEST_WAIT_S, Waits, wait_s
+from gateway.upstream.backoff import KEYS, LONGEST_WAIT_S, Waits, wait_s
 
 WALL = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.load import policy_from_text
-from gateway.policy.model import Recording
-from gateway.traffic.facts import drawn
-from gateway.traffic.reader import Traffic, TrafficUnreadable, read_traffic
-from gateway.traffic.segments import segments_in
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Recording
+from gateway.steps.traffic_log.reader import Traffic, TrafficUnreadable, read_traffic
+from gateway.steps.traffic_log.recorded_request import drawn
+from gateway.steps.traffic_log.segments import segments_in
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
+from gateway.__main__ import main
+from gateway.admin.simulation_runner import Trial
 from gateway.config import Config
-from gateway.policy.load import policy_from_text
-from gateway.policy_life.trial import Trial
-from gateway.traffic.format import MAGIC, _framed
-from gateway.traffic.job import Job, answer_to, done, job_of, unpacked
-from gateway.traffic.reader import TrafficUnreadable, read_traffic
-from gateway.traffic.report import as_text
-from gateway.traffic.segments import segments_in
-from gateway.traffic.simulation import Simulation
+from gateway.config.policy.load import policy_from_text
+from gateway.steps.traffic_log.format import MAGIC, _framed
+from gateway.steps.traffic_log.reader import TrafficUnreadable, read_traffic
+from gateway.steps.traffic_log.segments import segments_in
+from gateway.tools.simulation.report import as_text
+from gateway.tools.simulation.simulation import Simulation
+from gateway.tools.simulation.worker_process import Job, answer_to, done, job_of, unpacked
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -267,8 +267,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from gateway.config.traffic import Traffic
-from gateway.traffic.reader import read_traffic
-from gateway.traffic.segments import Segments
+from gateway.steps.traffic_log.reader import read_traffic
+from gateway.steps.traffic_log.segments import Segments
 traffic = read_traffic(sys.argv[1], Path("."), 0.0)
 segments = Segments(Path(sys.argv[2]), Traffic())
 while True:

@@ -17,8 +17,7 @@ from gateway.dialects.openai_merge import DONE
 from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.dialects.translation.reading import said_in, translating
 from gateway.errors import Malformed
-from gateway.messages import Call, Event
-from gateway.ports import Outgoing
+from gateway.messages import Call, Event, Outgoing
 
 # A reason that is not here goes on as it is; none of those counts as finished.
 STOPS = {

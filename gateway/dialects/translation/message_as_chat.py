@@ -14,8 +14,7 @@ from gateway.dialects.openai_merge import CHAT, DONE
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.reading import said_in, translating
 from gateway.errors import BadRequest, Malformed
-from gateway.messages import Call, Event
-from gateway.ports import Outgoing
+from gateway.messages import Call, Event, Outgoing
 
 # A reason that is not here goes on as it is; none of those counts as finished.
 FINISHES = {

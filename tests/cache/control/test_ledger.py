@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.control.ledger import BANDS, LEAST_AUDITED, LOWEST, MOST_AUDITED, WIDTH, Ledger, band_of
+from gateway.cache.threshold.ledger import BANDS, LEAST_AUDITED, LOWEST, MOST_AUDITED, WIDTH, Ledger, band_of
 
 HIGHEST = LOWEST + BANDS * WIDTH
 CENTRES = [LOWEST + WIDTH * (band + 0.5) for band in range(BANDS)]

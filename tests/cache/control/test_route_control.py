@@ -6,10 +6,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from gateway.cache.control.controls import Controls
-from gateway.cache.control.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.control.route_control import Observation, RouteControl
-from gateway.cache.control.wrong_hits import Label
+from gateway.cache.threshold.controls import Controls
+from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
+from gateway.cache.threshold.route_control import Observation, RouteControl
+from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance
 from tests.fixtures.entries import vector_of

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gateway.cache.control.wrong_hits import Label, WrongHits
+from gateway.cache.threshold.wrong_hits import Label, WrongHits
 
 
 def test_without_audits_nothing_is_known_but_how_often_it_could_be() -> None:

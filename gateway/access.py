@@ -1,0 +1,100 @@
+"""Builds what decides who may do what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from gateway.adapters.system.audit_file import AuditFile
+from gateway.admin.audit import AuditTrail
+from gateway.admin.key_admin import Keychain
+from gateway.admin.keys import KeysHandler
+from gateway.admin.middleware import Check, Entrance, Guard
+from gateway.cache.stores import Stores
+from gateway.config import Auth, Config
+from gateway.config.auth import Oidc
+from gateway.config.environment import secret
+from gateway.context import Handler
+from gateway.errors import Unauthorized
+from gateway.key_format import digest_of, well_formed
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.principal import Permit
+from gateway.roles import Actor, Role
+from gateway.steps.auth_throttle import Failures
+from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, KeyOfJob
+from gateway.steps.key_cache import Keyring
+from gateway.tasks import run_within
+
+if TYPE_CHECKING:
+    from gateway.admin.oidc_factory import OidcParts
+
+
+class Access:
+    """Raises `StartFailed` where a named secret is not in the environment."""
+
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        auth, server = config.auth, config.server
+        token = secret(environ, auth.admin_token_env, "auth.admin_token_env")
+        failures = Failures(clock.monotonic)
+        self.keyring = Keyring(stores.keys, _configured(auth), clock, telemetry, kept_s=auth.key_grace)
+        file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
+        trail = AuditTrail(file, stores.removals, telemetry)
+        checks = [_by_key(self.keyring)]
+        self._oidc = None if auth.oidc is None else _oidc_parts(auth.oidc, clock)
+        if self._oidc is not None:
+            checks.append(self._oidc.check)
+        unlocked = token is None and auth.oidc is None
+        entrance = Entrance(token, checks, failures, telemetry, unlocked=unlocked)
+        self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
+        asked_for = auth.mode == "keys"
+        self.keychain = Keychain(stores.keys, self.keyring, clock)
+        keys = KeysHandler(self.keychain, clock, asked_for=asked_for)
+        self.admin = [*trail.routes(), *keys.routes()]
+        self._asked_for = asked_for
+        self._failures = Failures(clock.monotonic)
+        self._telemetry = telemetry
+
+    def authenticate(self, inner: Handler) -> Handler:
+        """The step for requests that clients send."""
+        if not self._asked_for:
+            return BackendCredentials(inner).__call__
+        return ApiKeys(inner, self.keyring, self._failures, self._telemetry).__call__
+
+    def authenticate_job(self, inner: Handler) -> Handler:
+        """The step for requests that are run for clients."""
+        return KeyOfJob(inner, self.keyring).__call__
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Follows the keys of the store, until `stack` ends it."""
+        await self.keyring.refresh()
+        stack.push_async_callback(self.keyring.close)
+        if self._oidc is not None:
+            stack.push_async_callback(self._oidc.close)
+        run_within(stack, self.keyring.run())
+
+
+def _configured(auth: Auth) -> dict[str, Permit]:
+    return {digest: Permit("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests}
+
+
+def _oidc_parts(oidc: Oidc, clock: Clock) -> OidcParts:
+    """Raises `StartFailed`."""
+    parts: type[OidcParts] = import_module("gateway.admin.oidc_factory").OidcParts
+    return parts(oidc, clock)
+
+
+def _by_key(keyring: Keyring) -> Check:
+    async def check(text: str) -> Actor | None:
+        if not well_formed(text):
+            return None
+        found = await keyring.find(digest_of(text))
+        if not isinstance(found, Permit):
+            raise Unauthorized(SENTENCES[found])
+        return Actor(found.name, found.role, "key", found.tenant)
+
+    return check

@@ -1,1 +1,0 @@
-"""Who may do what: API keys that live in the store, roles, and the bound on guesses."""

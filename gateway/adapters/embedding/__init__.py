@@ -1,0 +1,1 @@
+"""Text encoders that need no server, and the batching around them."""

@@ -1,0 +1,223 @@
+"""The index on disk: one file that is whole or not used.
+
+A header of fixed size says what is in it and carries the SHA-256 of everything else; then come pieces of partitions as
+msgpack. It is written beside the last one and renamed over it once it has reached the disk, so that a crash leaves the
+last one as it was. What does not fit is refused with one sentence, and the index is made from the store instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+
+from gateway.adapters.faiss.partition import Matrix, Part
+
+VERSION = 1
+MAGIC = b"nearhit index\n"
+HEADER_BYTES = 1024
+BLOCK = 2**20  # bytes read at a time
+MAX_PIECE = 2**28  # bytes: centroids of 100 million entries, and more than a piece of entries takes
+
+
+class CheckpointRefused(Exception):
+    """The message says why it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What vectors must have in common to be in one file, and in one index."""
+
+    embedder: str  # its fingerprint
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """What makes a partition an inverted file."""
+
+    centroids: Matrix  # (lists, d)
+    trained_for: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some entries of one partition."""
+
+    scope: str
+    names: list[str]  # fingerprints, one an entry
+    part: Part
+    lists: Lists | None  # None: a flat partition
+
+
+def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece], position: str | None = None) -> int:
+    """Returns how many entries it holds. `position`: in the store's log of changes, all up to which is in it; None: not
+    known. Raises `OSError`; the file that was there stays then."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
+    try:
+        # Vectors tell something of the questions: as the embedded store's files, they are nobody else's to read.
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            count = _write(file, kind, pieces, position)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return count
+
+
+def position_of(path: Path) -> str | None:
+    """That of a checkpoint which has been read; None: it has none. Raises `CheckpointRefused`, `OSError`."""
+    with path.open("rb") as file:
+        position = _header(file).get("position")
+    return position if isinstance(position, str) else None
+
+
+def read_checkpoint(path: Path, kind: Kind, max_entries: int) -> Iterator[Piece]:
+    """Its pieces; nothing is read into memory before the whole file is known to be sound. Raises `FileNotFoundError`
+    where there is none, `CheckpointRefused`, `OSError`."""
+    with path.open("rb") as file:
+        header = _header(file)
+        _check_header(header, kind, max_entries, os.fstat(file.fileno()).st_size)
+        body = hashlib.sha256()
+        while block := file.read(BLOCK):
+            body.update(block)
+        if _digest(body, header) != header.get("sha256"):
+            raise CheckpointRefused("its checksum does not match")
+        file.seek(HEADER_BYTES)
+        try:
+            yield from _pieces(file, kind.dimension)
+        except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:  # written by a faulty gateway
+            raise CheckpointRefused(f"its content cannot be read ({type(error).__name__})") from None
+
+
+def _pieces(file: BinaryIO, dimension: int) -> Iterator[Piece]:
+    lists: Lists | None = None
+    scope: str | None = None
+    for fields in msgpack.Unpacker(file, max_buffer_size=MAX_PIECE):
+        if fields["scope"] != scope:  # the first piece of a partition says what is common to all of its pieces
+            scope, lists = fields["scope"], _lists(fields, dimension)
+        yield _piece(fields, dimension, lists)
+
+
+def _write(file: BinaryIO, kind: Kind, pieces: Iterable[Piece], position: str | None) -> int:
+    file.write(bytes(HEADER_BYTES))
+    packer = msgpack.Packer(autoreset=True)
+    body, count, size = hashlib.sha256(), 0, 0
+    scope: str | None = None
+    for piece in pieces:
+        data = packer.pack(_fields(piece, first=piece.scope != scope))
+        scope = piece.scope
+        file.write(data)
+        body.update(data)
+        count, size = count + len(piece.names), size + len(data)
+    header: dict[str, Any] = {"version": VERSION, "embedder": kind.embedder, "dimension": kind.dimension}
+    header |= {"count": count, "bytes": size}
+    if position is not None:
+        header["position"] = position
+    header["sha256"] = _digest(body, header)
+    line = MAGIC + json.dumps(header).encode() + b"\n"
+    if len(line) > HEADER_BYTES:
+        raise OSError(f"the embedder's fingerprint is too long for a checkpoint: {len(kind.embedder)} characters")
+    file.seek(0)
+    file.write(line)
+    return count
+
+
+def _digest(body: Any, header: dict[str, Any]) -> str:
+    """Of the body, which `body` has seen, and of the header without the digest itself."""
+    whole = body.copy()
+    whole.update(json.dumps({key: value for key, value in header.items() if key != "sha256"}).encode())
+    return str(whole.hexdigest())
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    data = file.read(HEADER_BYTES)
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
+        raise CheckpointRefused("it is no checkpoint of an index, or was cut off")
+    try:
+        header = json.loads(data[len(MAGIC) :].partition(b"\n")[0])
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise CheckpointRefused("its header cannot be read")
+    return header
+
+
+def _check_header(header: dict[str, Any], kind: Kind, max_entries: int, size: int) -> None:
+    for key, expected in (("version", VERSION), ("embedder", kind.embedder), ("dimension", kind.dimension)):
+        if header.get(key) != expected:
+            raise CheckpointRefused(f"its {key} is {header.get(key)!r}, expected {expected!r}")
+    count, body = header.get("count"), header.get("bytes")
+    if not isinstance(count, int) or not isinstance(body, int):
+        raise CheckpointRefused("its header cannot be read")
+    if count > max_entries:
+        raise CheckpointRefused(f"it holds {count} entries, expected at most {max_entries} (index.max_entries)")
+    if size != HEADER_BYTES + body:
+        raise CheckpointRefused(f"it has {size} bytes, expected {HEADER_BYTES + body}: it was cut off")
+
+
+def _fields(piece: Piece, *, first: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "scope": piece.scope,
+        "names": piece.names,
+        "ids": _bytes(piece.part.ids, "<i8"),
+        "vectors": _bytes(piece.part.vectors, "<f4" if piece.lists is None else "<f2"),
+    }
+    if piece.lists is not None and piece.part.lists is not None:
+        fields["lists"] = _bytes(piece.part.lists, "<i4")
+        if first:
+            fields |= {"centroids": _bytes(piece.lists.centroids, "<f4"), "trained_for": piece.lists.trained_for}
+    return fields
+
+
+def _lists(fields: dict[str, Any], dimension: int) -> Lists | None:
+    if "centroids" not in fields:
+        return None
+    centroids = np.frombuffer(fields["centroids"], "<f4").reshape(-1, dimension)
+    return Lists(centroids.astype(np.float32), int(fields["trained_for"]))
+
+
+def _piece(fields: dict[str, Any], dimension: int, lists: Lists | None) -> Piece:
+    ids = np.frombuffer(fields["ids"], "<i8").astype(np.int64)
+    if lists is None:
+        part = Part(ids, np.frombuffer(fields["vectors"], "<f4").reshape(-1, dimension).astype(np.float32))
+    else:
+        vectors = np.frombuffer(fields["vectors"], "<f2").reshape(-1, dimension).astype(np.float16)
+        part = Part(ids, vectors, np.frombuffer(fields["lists"], "<i4").astype(np.int32))
+    _check_piece(fields["names"], part, lists)
+    return Piece(fields["scope"], fields["names"], part, lists)
+
+
+def _check_piece(names: list[str], part: Part, lists: Lists | None) -> None:
+    """FAISS checks nothing of what it is given here. Raises `ValueError`."""
+    if not len(names) == len(part.ids) == len(part.vectors):
+        raise ValueError("names, ids and vectors do not match")
+    if lists is None or part.lists is None:
+        return
+    known = (part.lists >= 0) & (part.lists < len(lists.centroids))
+    if len(known) != len(names) or not known.all():
+        raise ValueError("lists that are not there")
+
+
+def _bytes(values: Any, form: str) -> bytes:
+    return bytes(np.ascontiguousarray(values, dtype=form).tobytes())
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself reaches the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

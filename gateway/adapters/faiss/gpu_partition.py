@@ -1,0 +1,130 @@
+"""A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
+
+FAISS' indexes on a GPU can be added to and searched; what leaves, and a copy list by list for the checkpoint, needs the
+lists on the CPU. These stay the truth. The device has a copy, whose searches are made right here: what came since waits
+in a small matrix until there is a batch of it, and what went is struck out of what is found.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import numpy as np
+
+from gateway.adapters.faiss.flat import FlatPartition
+from gateway.adapters.faiss.partition import Ids, Matrix
+from gateway.messages import Vector
+
+LOG = logging.getLogger("nearhit.index")
+# Entries that wait for the next batch: a flat search of so many takes 0.05 ms, and each addition to a GPU is a call.
+BATCH = 1024
+# FAISS selects no more neighbours on a GPU, and looks through no more lists (getMaxKSelection).
+MOST = 2048
+# Made anew once that share of it is gone: searches fetch more than they were asked for to make up for it.
+GONE_SHARE = 1 / 8
+
+
+class Searchable(Protocol):
+    """Lists on a device. One thread at a time; raises RuntimeError where the device fails, or has no room."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, ids: Ids, vectors: Matrix) -> None: ...
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
+        """Inner products and ids, (at most k,) each, most similar first; fewer where the lists hold no more. k is at
+        most `MOST`."""
+
+
+class Device(Protocol):
+    def place(self, empty: Any) -> Searchable:
+        """`empty`: an inverted file of FAISS, without entries. May be called in another thread than the one that owns
+        what was placed before. Raises RuntimeError where there is no room."""
+
+
+class Placed:
+    """Implements `Copy`. A device that fails is left alone: from then on the partition is searched on the CPU."""
+
+    def __init__(self, lists: Searchable, dimension: int, *, batch: int = BATCH) -> None:
+        self._lists = lists
+        self._dimension = dimension
+        self._batch = batch
+        self._fresh = FlatPartition(dimension)  # not yet on the device
+        self._gone: set[int] = set()  # still on the device
+        self.failed = False
+
+    def __len__(self) -> int:
+        """How many of the entries it can find, at most: what left before it was copied here counts as gone, too."""
+        return len(self._lists) + len(self._fresh) - len(self._gone)
+
+    @property
+    def worn(self) -> bool:
+        return len(self._gone) > GONE_SHARE * len(self._lists)
+
+    def put(self, ids: Ids, vectors: Matrix) -> None:
+        """Straight to the device, while it is being filled. Raises RuntimeError."""
+        if len(ids):
+            self._lists.add(ids, np.ascontiguousarray(vectors, dtype=np.float32))
+
+    def add(self, ids: Ids, vectors: Matrix) -> None:
+        if self.failed:
+            return
+        self._fresh.add(ids, vectors)
+        if len(self._fresh) < self._batch:
+            return
+        waiting, self._fresh = self._fresh.part(0), FlatPartition(self._dimension)
+        try:
+            self.put(waiting.ids, waiting.vectors)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def remove(self, ids: Ids) -> None:
+        if self.failed:
+            return
+        waiting, _ = self._fresh.vectors(ids)
+        if len(waiting):
+            self._fresh.remove(waiting)
+        self._gone.update(np.setdiff1d(ids, waiting).tolist())
+
+    def search(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
+        """None where the device has failed, or where so many of the nearest are gone that `MOST` do not reach beyond
+        them."""
+        if self.failed or k > MOST:
+            return None
+        try:
+            found = self._living(vector, k)
+        except RuntimeError as error:
+            self._fail(error)
+            return None
+        if found is None or len(self._fresh) == 0:
+            return found
+        return _merged(found, self._fresh.search(vector, k), k)
+
+    def _living(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
+        """The nearest on the device that are not gone. Most questions have none of these among their nearest."""
+        enough = k + len(self._gone)
+        wanted = min(2 * k, enough, MOST)
+        while True:
+            similarities, ids = self._lists.search(vector, wanted)
+            stay = np.array([i not in self._gone for i in ids.tolist()], dtype=bool)
+            if wanted == enough or len(ids) < wanted or np.count_nonzero(stay) >= k:
+                return similarities[stay][:k], ids[stay][:k]
+            if wanted == MOST:
+                return None
+            wanted = min(8 * wanted, enough, MOST)
+
+    def _fail(self, error: RuntimeError) -> None:
+        self.failed = True
+        self._gone.clear()
+        self._fresh = FlatPartition(self._dimension)
+        LOG.error(
+            "the device failed: the partition is searched on the CPU until it is made anew",
+            extra={"fields": {"error": str(error)[:300]}},
+        )
+
+
+def _merged(one: tuple[Vector, Ids], two: tuple[Vector, Ids], k: int) -> tuple[Vector, Ids]:
+    similarities = np.concatenate([one[0], two[0]])
+    order = np.argsort(-similarities, kind="stable")[:k]
+    return similarities[order], np.concatenate([one[1], two[1]])[order]

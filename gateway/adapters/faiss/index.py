@@ -1,0 +1,264 @@
+"""The vector index in process: one partition a scope, all with one `Owner`.
+
+A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
+what the cache holds. One owner, because FAISS crashes on concurrent add and search. A small partition is searched
+exactly; one that has grown is rebuilt in the background (`faiss_rebuild`) in the form that suits its size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from gateway.adapters.faiss.checkpoint import Piece
+from gateway.adapters.faiss.exclusive_executor import Owner
+from gateway.adapters.faiss.flat import FlatPartition
+from gateway.adapters.faiss.gpu_partition import Device
+from gateway.adapters.faiss.index_plan import Plan, Train, train_centroids
+from gateway.adapters.faiss.partition import IvfPartition, Partition
+from gateway.adapters.faiss.rebuilder import Rebuilder
+from gateway.adapters.faiss.shard_map import Contents, contents_of, slices
+from gateway.errors import IndexUnavailable
+from gateway.messages import Neighbour, Vector
+from gateway.ports import StoredVector
+
+LOG = logging.getLogger("nearhit.index")
+P = ParamSpec("P")
+T = TypeVar("T")
+TIMEOUT_S = 1.0  # of a search or an addition: 0.6 ms at a million entries, 28 ms behind a rebuild
+# Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
+STEP = 4096
+ADD_STEP = 64  # entries that are added in one go: 2 ms
+FAILURES = (RuntimeError, MemoryError)  # what FAISS raises
+
+
+class FaissIndex:
+    """Entries beyond `max_entries` push out those added first."""
+
+    shared = False
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        max_entries: int,
+        plan: Plan | None = None,
+        train: Train = train_centroids,
+        timeout_s: float = TIMEOUT_S,
+        device: Device | None = None,
+    ) -> None:
+        self._dimension = dimension
+        self._max_entries = max_entries
+        self._timeout_s = timeout_s
+        self._plan = plan or Plan()
+        self._device = device
+        self._contents = Contents()
+        self._owner = Owner()
+        self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents, device)
+        self.changes = 0  # additions and removals so far: a checkpoint is due when there were some
+
+    @property
+    def size(self) -> int:
+        return len(self._contents.ids)
+
+    @property
+    def bytes(self) -> int:
+        return self._contents.bytes
+
+    @property
+    def placed(self) -> int | None:
+        if self._device is None:
+            return None
+        partitions = list(self._contents.partitions.values())  # the owner may just add one
+        lists = [each for each in partitions if isinstance(each, IvfPartition)]
+        return sum(len(each) for each in lists if each.copy is not None and not each.copy.failed)
+
+    @property
+    def rebuilding(self) -> bool:
+        """Whether a partition is being rebuilt, or waits for it."""
+        return bool(self._rebuilder.asked)
+
+    async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
+        self._check(vector)
+        partition, known = self._contents.partitions.get(scope), self._contents.ids
+        brief = partition is None or partition.brief or (isinstance(partition, FlatPartition) and partition.room > 0)
+        if brief and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
+            self._here(self._add, fingerprint, scope, vector)
+        else:
+            await self._there(lambda: self._add(fingerprint, scope, vector))
+
+    async def add_all(self, vectors: Sequence[StoredVector]) -> None:
+        fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
+        if len(fitting) < len(vectors):  # damaged: one bad vector must not keep the index from all others
+            LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
+        for i in range(0, len(fitting), ADD_STEP):
+            some = fitting[i : i + ADD_STEP]
+            await self._owner.run(partial(self._add_some, some))
+
+    def holds(self, fingerprint: str) -> bool:
+        return fingerprint in self._contents.ids
+
+    def count(self, scope: str) -> int:
+        partition = self._contents.partitions.get(scope)
+        return 0 if partition is None else len(partition)
+
+    async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
+        if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
+            return []
+        self._check(vector)
+        if self._brief(scope) and self._owner.enter():
+            return self._here(self._contents.search, scope, vector, k)
+        return await self._there(lambda: self._contents.search(scope, vector, k))
+
+    def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+        contents = self._contents
+        partition = contents.partitions.get(scope)
+        if partition is None:
+            return []
+        if not partition.brief or not self._owner.enter():
+            return None
+        try:
+            return contents.nearest(partition, vector) if k == 1 else contents.search(scope, vector, k)
+        except FAILURES:  # `search` says so
+            return None
+        finally:
+            self._owner.leave()
+
+    async def near(self, vector: Vector, similarity: float) -> list[str]:
+        self._check(vector)
+        return await asyncio.to_thread(self._near, vector, similarity)
+
+    async def remove(self, fingerprints: Sequence[str]) -> int:
+        removed = 0
+        for i in range(0, len(fingerprints), STEP):
+            removed += await self._owner.run(partial(self._remove, fingerprints[i : i + STEP]))
+        return removed
+
+    async def fingerprints(self) -> list[str]:
+        return await self._owner.run(lambda: list(self._contents.ids))
+
+    async def settled(self) -> None:
+        """Returns when no partition is being rebuilt or waits for it."""
+        while True:
+            await self._owner.run(lambda: None)  # what was asked before may still ask for a rebuilding
+            asked = self._rebuilder.asked
+            if not asked:
+                return
+            await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
+
+    def pieces(self) -> Iterator[Piece]:
+        """A copy of everything, taken in steps while the index is used; not for the event loop's thread.
+
+        It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `Closed`.
+        """
+        todo = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
+        while copied := self._owner.call(lambda: self._copy(todo)):
+            for piece in copied:
+                yield from slices(piece, STEP)
+
+    async def load(self, pieces: Iterable[Piece]) -> None:
+        """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
+        contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes_for)
+        await self._owner.run(lambda: self._take_over(contents))
+
+    def close(self) -> None:
+        self._rebuilder.close()
+        self._owner.close()
+
+    def _brief(self, scope: str) -> bool:
+        """Whether looking through a scope takes microseconds."""
+        partition = self._contents.partitions.get(scope)
+        return partition is None or partition.brief
+
+    def _here(self, operation: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Once the owner has been entered. Raises `IndexUnavailable`."""
+        try:
+            return operation(*given, **named)
+        except FAILURES as error:
+            raise _failed(error) from None
+        finally:
+            self._owner.leave()
+
+    async def _there(self, operation: Callable[[], T]) -> T:
+        """By the owner's thread. Raises `IndexUnavailable`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._owner.run(operation)
+        except TimeoutError:
+            raise IndexUnavailable(f"the index has not answered within {self._timeout_s:g} s") from None
+        except FAILURES as error:
+            raise _failed(error) from None
+
+    def _near(self, vector: Vector, similarity: float) -> list[str]:
+        """Beside the owner, from copies: a look at everything must hold no search up."""
+        found: list[str] = []
+        for piece in self.pieces():
+            close = piece.part.vectors.astype(np.float32) @ vector >= similarity
+            found += [piece.names[i] for i in np.flatnonzero(close).tolist()]
+        return found
+
+    def _check(self, vector: Vector) -> None:
+        if vector.shape != (self._dimension,) or vector.dtype != np.float32:
+            raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
+
+    # What follows runs in the owner's thread, or in its place.
+
+    def _add(self, fingerprint: str, scope: str, vector: Vector) -> None:
+        contents = self._contents
+        if fingerprint in contents.ids:
+            self._remove([fingerprint])
+        while len(contents.ids) >= self._max_entries:
+            self._remove([contents.oldest()])
+        self._rebuilder.added(scope, contents.add(fingerprint, scope, vector))
+        self._rebuilder.consider(scope)
+        self.changes += 1
+
+    def _add_some(self, vectors: Sequence[StoredVector]) -> None:
+        for each in vectors:
+            self._add(each.fingerprint, each.scope, each.vector)
+
+    def _remove(self, fingerprints: Sequence[str]) -> int:
+        gone = self._contents.remove(fingerprints)
+        for scope, ids in gone.items():
+            self._rebuilder.removed(scope, ids)
+            self._rebuilder.consider(scope)
+        removed = sum(map(len, gone.values()))
+        self.changes += removed
+        return removed
+
+    def _steps(self, scopes: Sequence[str]) -> Iterator[tuple[str, Partition, int]]:
+        for scope in scopes:
+            partition = self._contents.partitions.get(scope)
+            if partition is not None:
+                for step in range(partition.steps):
+                    yield scope, partition, step
+
+    def _copy(self, todo: Iterator[tuple[str, Partition, int]]) -> list[Piece]:
+        """The next steps, until there are about `STEP` entries in them."""
+        copied: list[Piece] = []
+        entries = 0
+        for scope, partition, step in todo:
+            copied.append(self._contents.piece(scope, partition, step))
+            entries += len(copied[-1].names)
+            if entries >= STEP:
+                break
+        return copied
+
+    def _take_over(self, contents: Contents) -> None:
+        before, self._contents = self._contents, contents
+        for fingerprint, identifier in before.ids.items():
+            scope = before.scopes[identifier]
+            _, vectors = before.partitions[scope].vectors(np.array([identifier], dtype=np.int64))
+            self._add(fingerprint, scope, vectors[0])
+        for scope in contents.partitions:
+            self._rebuilder.consider(scope)  # no copy on a device comes from the disk
+
+
+def _failed(error: Exception) -> IndexUnavailable:
+    return IndexUnavailable(f"the index failed: {type(error).__name__}: {error}"[:300])

@@ -1,0 +1,240 @@
+"""Gives a partition the form that suits its size, in a thread of its own, while the old form serves.
+
+The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and removed
+meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than before. A
+large partition gets its copy on a device, where there is one, in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import faiss
+import numpy as np
+
+from gateway.adapters.faiss.exclusive_executor import Closed, Owner
+from gateway.adapters.faiss.gpu_partition import Device, Placed
+from gateway.adapters.faiss.index_plan import Plan, Train, build
+from gateway.adapters.faiss.partition import Copy, Ids, IvfPartition, Matrix, Part, Partition, empty_lists
+from gateway.adapters.faiss.shard_map import Contents
+from gateway.adapters.system.malloc_trim import give_back
+
+LOG = logging.getLogger("nearhit.index")
+CATCH_UP = 1024  # entries a round: a search waits for the copying of so many, 7 ms (measured)
+LAST = 64  # what is left for the swap, in the owner's thread
+NICENESS = 10  # requests first
+LARGE = 100_000  # entries; what replaced forms of more have taken is given back (a million: 30 ms for 660 MB)
+
+
+@dataclass(slots=True)
+class _Journal:
+    """What became of a partition since the copy of it began."""
+
+    scope: str
+    partition: Partition
+    first_id: int  # the copy holds nothing from here on
+    added: list[int] = field(default_factory=list)
+    removed: list[Ids] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    ids: Ids  # (n,), added
+    vectors: Matrix  # (n, d)
+    removed: list[Ids]
+    rest: int  # how many more were added
+
+    def apply(self, made: Partition | Copy) -> None:
+        if self.removed:
+            made.remove(np.concatenate(self.removed))
+        if len(self.ids):
+            made.add(self.ids, self.vectors)
+
+
+class _Superseded(Exception):
+    """The partition that is being rebuilt is no longer there."""
+
+
+class Rebuilder:
+    """`consider`, `added` and `removed` belong to whose turn it is at the owner. One partition at a time."""
+
+    def __init__(
+        self,
+        dimension: int,
+        plan: Plan,
+        train: Train,
+        owner: Owner,
+        contents: Callable[[], Contents],
+        device: Device | None = None,
+    ) -> None:
+        self._dimension = dimension
+        self._plan = plan
+        self._train = train
+        self._owner = owner
+        self._contents = contents
+        self._device = device
+        self._journal: _Journal | None = None
+        self._asked: dict[str, Future[None]] = {}
+        self._failed: dict[str, int] = {}  # scope -> entries that it had: not tried again until there are twice as many
+        self._closed = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_in_background)
+
+    @property
+    def asked(self) -> list[Future[None]]:
+        """What is being rebuilt, or will be."""
+        return list(self._asked.values())
+
+    def consider(self, scope: str) -> None:
+        partition = self._contents().partitions.get(scope)
+        if partition is None or scope in self._asked:
+            return
+        if not self._plan.due(partition) and (self._device is None or not self._plan.to_place(partition)):
+            return
+        if len(partition) < 2 * self._failed.get(scope, 0):
+            return
+        with suppress(RuntimeError):  # closed
+            self._asked[scope] = self._thread.submit(self._run, scope)
+
+    def added(self, scope: str, identifier: int) -> None:
+        if self._journal is not None and self._journal.scope == scope:
+            self._journal.added.append(identifier)
+
+    def removed(self, scope: str, ids: Ids) -> None:
+        if self._journal is not None and self._journal.scope == scope:
+            self._journal.removed.append(ids)
+
+    def close(self) -> None:
+        """What is under way ends at its next check, some tens of milliseconds away."""
+        self._closed.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # What follows runs in the training thread, and what it hands to `call` in the owner's.
+
+    def _run(self, scope: str) -> None:
+        call = self._owner.call
+        with suppress(Closed):
+            try:
+                self._renew(scope)
+            except _Superseded:
+                pass
+            except Closed:
+                return
+            except Exception:  # the old form goes on serving: slower, or less exact, but right
+                LOG.exception("a partition could not be rebuilt")
+                call(lambda: self._gave_up(scope))
+            if call(lambda: self._ended(scope)) >= LARGE:
+                give_back()
+
+    def _renew(self, scope: str) -> None:
+        journal, due = self._owner.call(lambda: self._begin(scope))
+        if due:
+            self._rebuild(journal)
+        elif self._device is not None and isinstance(journal.partition, IvfPartition):
+            self._place(journal, journal.partition, self._device)
+
+    def _rebuild(self, journal: _Journal) -> None:
+        call, partition = self._owner.call, journal.partition
+        copies = (call(partial(partition.part, step)) for step in range(partition.steps))
+        made = build(
+            [_before(part, journal.first_id) for part in copies], self._dimension, self._plan, self._train, self._check
+        )
+        self._catch_up(journal, made)
+        call(lambda: self._swap(journal, made))
+
+    def _place(self, journal: _Journal, partition: IvfPartition, device: Device) -> None:
+        """List by list: FAISS' own copying to a GPU would read lists that change meanwhile."""
+        begun = time.perf_counter()
+        try:
+            made = Placed(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
+            for step in range(partition.steps):
+                self._check()
+                part = _before(self._owner.call(partial(partition.part, step)), journal.first_id)
+                made.put(part.ids, part.vectors)
+        except RuntimeError as error:
+            LOG.warning(  # there is no room, most likely
+                "a partition could not be copied to the device: it is searched on the CPU",
+                extra={"fields": {"entries": len(partition), "error": str(error)[:300]}},
+            )
+            self._owner.call(lambda: self._gave_up(journal.scope))
+            return
+        self._catch_up(journal, made)
+        self._owner.call(lambda: self._swap_copy(journal, partition, made))
+        took = round(time.perf_counter() - begun, 3)
+        LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(made), "seconds": took}})
+
+    def _catch_up(self, journal: _Journal, made: Partition | Copy) -> None:
+        """Each round takes what came during the one before it. That gets less: what is added here goes in batches, what
+        requests add comes one by one."""
+        while True:
+            self._check()
+            news = self._owner.call(lambda: self._news(journal, CATCH_UP))
+            news.apply(made)
+            if news.rest == 0 and len(news.ids) <= LAST:
+                return
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise Closed
+
+    def _begin(self, scope: str) -> tuple[_Journal, bool]:
+        """Beside the journal, whether the partition is due for another form, or else for a copy."""
+        contents = self._contents()
+        partition = contents.partitions.get(scope)
+        if partition is None:
+            raise _Superseded
+        self._journal = _Journal(scope, partition, contents.next_id)
+        return self._journal, self._plan.due(partition)
+
+    def _news(self, journal: _Journal, limit: int) -> _News:
+        if self._contents().partitions.get(journal.scope) is not journal.partition:
+            raise _Superseded
+        wanted, journal.added = journal.added[:limit], journal.added[limit:]
+        removed, journal.removed = journal.removed, []
+        ids, vectors = journal.partition.vectors(np.array(wanted, dtype=np.int64))
+        return _News(ids, vectors, removed, len(journal.added))
+
+    def _swap(self, journal: _Journal, made: Partition) -> None:
+        self._news(journal, len(journal.added)).apply(made)
+        if len(made) != len(journal.partition):
+            raise AssertionError(f"{len(made)} entries were made of {len(journal.partition)}")
+        self._contents().replace(journal.scope, made)
+        self._failed.pop(journal.scope, None)
+
+    def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: Placed) -> None:
+        self._news(journal, len(journal.added)).apply(made)
+        if len(made) > len(partition):
+            raise AssertionError(f"{len(made)} entries were copied of {len(partition)}")
+        partition.copy = made
+        self._failed.pop(journal.scope, None)
+
+    def _gave_up(self, scope: str) -> None:
+        partition = self._contents().partitions.get(scope)
+        self._failed[scope] = 0 if partition is None else len(partition)
+
+    def _ended(self, scope: str) -> int:
+        """-> how many entries it has."""
+        self._journal = None
+        del self._asked[scope]
+        self.consider(scope)  # it may have outgrown its new form already
+        partition = self._contents().partitions.get(scope)
+        return 0 if partition is None else len(partition)
+
+
+def _before(part: Part, first_id: int) -> Part:
+    """Without what was added after the copy began: the journal has it."""
+    old = part.ids < first_id
+    return Part(part.ids[old], part.vectors[old])
+
+
+def _in_background() -> None:
+    faiss.omp_set_num_threads(1)
+    with suppress(AttributeError, OSError):  # of this thread alone, on Linux; elsewhere it does without
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

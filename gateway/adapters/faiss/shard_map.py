@@ -1,0 +1,177 @@
+"""What an index holds: whose vector has which id, and the partitions of all scopes. One thread at a time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gateway.adapters.faiss.checkpoint import Lists, Piece
+from gateway.adapters.faiss.flat import FlatPartition
+from gateway.adapters.faiss.partition import Ids, IvfPartition, Part, Partition
+from gateway.messages import Neighbour, Vector
+
+# Measured (make bench-index): the fingerprint, its id, and both in three tables; an empty flat partition and its scope.
+ENTRY_BYTES = 300
+PARTITION_BYTES = 600
+
+
+@dataclass(slots=True)
+class Contents:
+    """Tables of texts and numbers, which the garbage collector does not look into: an `OrderedDict` of a million
+    entries costs each of its full passes 60 ms (measured)."""
+
+    ids: dict[str, int] = field(default_factory=dict)  # by fingerprint
+    names: dict[int, str] = field(default_factory=dict)
+    scopes: dict[int, str] = field(default_factory=dict)
+    partitions: dict[str, Partition] = field(default_factory=dict)
+    next_id: int = 1  # int64; never used twice, so that their order is that of age
+    partition_bytes: int = 0  # of all partitions
+    ages: array[int] = field(default_factory=lambda: array("q"))  # ids, oldest first; those that are gone among them
+    head: int = 0  # what is before it in `ages` is gone
+
+    @property
+    def bytes(self) -> int:
+        return len(self.ids) * ENTRY_BYTES + len(self.partitions) * PARTITION_BYTES + self.partition_bytes
+
+    def add(self, fingerprint: str, scope: str, vector: Vector) -> int:
+        """A fingerprint that is not there -> its id."""
+        partition = self.partitions.get(scope)
+        if partition is None:
+            partition = self.partitions[scope] = FlatPartition(len(vector))
+            self.partition_bytes += partition.bytes
+        identifier = self.next_id
+        self.next_id += 1
+        self.partition_bytes += partition.put(identifier, vector)
+        self.ids[fingerprint] = identifier
+        self.names[identifier] = fingerprint
+        self.scopes[identifier] = scope
+        self.ages.append(identifier)
+        if len(self.ages) > 2 * len(self.ids) + 1000:
+            self.ages, self.head = array("q", self.names), 0
+        return identifier
+
+    def oldest(self) -> str:
+        """The fingerprint that was added first; there must be one."""
+        while (name := self.names.get(self.ages[self.head])) is None:
+            self.head += 1
+        return name
+
+    def remove(self, fingerprints: Iterable[str]) -> dict[str, Ids]:
+        """-> the ids that are gone, by scope."""
+        gone: dict[str, list[int]] = {}
+        for fingerprint in fingerprints:
+            identifier = self.ids.pop(fingerprint, None)
+            if identifier is not None:
+                del self.names[identifier]
+                gone.setdefault(self.scopes.pop(identifier), []).append(identifier)
+        removed = {scope: np.array(ids, dtype=np.int64) for scope, ids in gone.items()}
+        for scope, ids in removed.items():
+            self._take_out(scope, ids)
+        return removed
+
+    def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
+        partition = self.partitions.get(scope)
+        if partition is None:
+            return []
+        similarities, ids = partition.search(vector, k)
+        return [
+            Neighbour(self.names[i], min(1.0, max(0.0, s)))
+            for s, i in zip(similarities.tolist(), ids.tolist(), strict=True)
+        ]
+
+    def nearest(self, partition: Partition, vector: Vector) -> list[Neighbour]:
+        """As a search for one, with less around it."""
+        found = partition.nearest(vector)
+        if found is None:
+            return []
+        similarity, identifier = found
+        clipped = 1.0 if similarity > 1.0 else similarity if similarity > 0.0 else 0.0
+        return [Neighbour(self.names[identifier], clipped)]
+
+    def replace(self, scope: str, partition: Partition) -> None:
+        """Another form of the same entries."""
+        self.partition_bytes += partition.bytes - self.partitions[scope].bytes
+        self.partitions[scope] = partition
+
+    def piece(self, scope: str, partition: Partition, step: int) -> Piece:
+        """A copy of a part of `partition`, without what is no longer in the index."""
+        part = partition.part(step)
+        names = [self.names.get(i) for i in part.ids.tolist()]
+        if None in names:
+            kept = np.array([name is not None for name in names])
+            part = Part(part.ids[kept], part.vectors[kept], None if part.lists is None else part.lists[kept])
+        lists = None
+        if isinstance(partition, IvfPartition):
+            lists = Lists(partition.centroids, partition.trained_for)
+        return Piece(scope, [name for name in names if name is not None], part, lists)
+
+    def _take_out(self, scope: str, ids: Ids) -> None:
+        partition = self.partitions[scope]
+        before = partition.bytes
+        partition.remove(ids)
+        self.partition_bytes += partition.bytes - before
+        if len(partition) == 0:
+            self.partition_bytes -= partition.bytes
+            del self.partitions[scope]
+
+
+def contents_of(pieces: Iterable[Piece], dimension: int, probes_for: Callable[[int], int]) -> Contents:
+    """The contents that `piece` took apart; those of one partition follow each other. `probes_for`: as in `Plan`."""
+    contents = Contents()
+    names: list[str] = []
+    scopes: list[str] = []
+    ids: list[Ids] = []
+    for piece in pieces:
+        partition = contents.partitions.get(piece.scope)
+        if partition is None:
+            partition = contents.partitions[piece.scope] = _empty(piece, dimension, probes_for)
+        if isinstance(partition, IvfPartition):
+            partition.load(piece.part)
+        else:
+            partition.add(piece.part.ids, piece.part.vectors)
+        names += piece.names
+        scopes += [piece.scope] * len(piece.names)
+        ids.append(piece.part.ids)
+    for partition in contents.partitions.values():
+        if isinstance(partition, IvfPartition):
+            partition.finish()
+    if names:
+        _name(contents, names, scopes, np.concatenate(ids))
+    contents.partition_bytes = sum(partition.bytes for partition in contents.partitions.values())
+    return contents
+
+
+def _empty(piece: Piece, dimension: int, probes_for: Callable[[int], int]) -> Partition:
+    if piece.lists is None:
+        return FlatPartition(dimension)
+    trained_for = piece.lists.trained_for
+    return IvfPartition(piece.lists.centroids, probes=probes_for(trained_for), trained_for=trained_for)
+
+
+def _name(contents: Contents, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
+    """Fills the tables in the order of the ids, which is that of age."""
+    order = np.argsort(ids).tolist()
+    numbers: list[int] = ids.tolist()
+    contents.ids = {names[i]: numbers[i] for i in order}
+    contents.names = {numbers[i]: names[i] for i in order}
+    contents.scopes = {numbers[i]: scopes[i] for i in order}
+    contents.ages = array("q", contents.names)
+    contents.next_id = contents.ages[-1] + 1
+    if len(contents.ids) < len(contents.names):
+        # One that changed its scope while the copy was made is there twice: the younger one holds.
+        stale = [i for i, name in contents.names.items() if contents.ids[name] != i]
+        for identifier in stale:
+            del contents.names[identifier]
+            contents._take_out(contents.scopes.pop(identifier), np.array([identifier], dtype=np.int64))
+
+
+def slices(piece: Piece, entries: int) -> Iterator[Piece]:
+    """The same in pieces of at most `entries`."""
+    for i in range(0, max(1, len(piece.names)), entries):
+        part = piece.part
+        lists = None if part.lists is None else part.lists[i : i + entries]
+        cut = Part(part.ids[i : i + entries], part.vectors[i : i + entries], lists)
+        yield Piece(piece.scope, piece.names[i : i + entries], cut, piece.lists)

@@ -1,0 +1,272 @@
+"""The vector index in Milvus: one collection an embedding model, searched and written by every gateway on the store.
+
+The scope is the collection's partition key, and the filter of every search. Nothing of it is kept in this process but
+figures: who stores an answer writes its vector, once, and the other gateways find it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pymilvus import DataType, MilvusClient
+
+from gateway.adapters.milvus.server import MilvusServer
+from gateway.bounded_cache import BoundedCache
+from gateway.circuit_breaker import State
+from gateway.errors import IndexUnavailable
+from gateway.messages import Neighbour, Vector
+from gateway.ports import Clock, StoredVector
+from gateway.tasks import Background
+
+LOG = logging.getLogger("nearhit.index")
+BATCH = 500  # vectors of one call: 0.8 MB of 384 dimensions
+PAGE = 1000  # entries of one page of a listing
+SLOW_S = 30.0  # of a call that no request waits for
+SEAL_S = 300.0  # of the end of a filling
+SWEEP_S = 60.0  # between two removals of what has expired
+COUNT_S = 60.0  # how long a scope's count is believed
+MAX_SCOPES = 10_000  # whose counts are kept: 2 MB
+MAX_COUNTS = 4  # scopes counted anew at once
+FOREVER = 2**53
+METRIC = "IP"  # of vectors of length 1: the cosine, as FAISS is asked for it
+# A search may miss what came within the last seconds, or find what has just gone: the record is read from the store in
+# any case. What removals go by has to be complete.
+LOOSE, STRICT = "Bounded", "Strong"
+Row = Mapping[str, Any]
+
+
+def collection_of(embedder: str) -> str:
+    """The collection for the vectors of an embedder, named by its fingerprint."""
+    return "nearhit_1_" + hashlib.sha256(embedder.encode()).hexdigest()[:16]
+
+
+class MilvusIndex:
+    """Not bounded by itself: what leaves the store for its bounds leaves this index, too. `timeout_s`: of a search or
+    an addition."""
+
+    shared = True
+    placed = None
+
+    def __init__(
+        self, url: str, *, dimension: int, collection: str, clock: Clock, timeout_s: float, token: str = ""
+    ) -> None:
+        self._dimension = dimension
+        self._collection = collection
+        self._clock = clock
+        self._server = MilvusServer(url, token, timeout_s=timeout_s, clock=clock, prepare=self._prepare)
+        self._size = 0
+        self._counts: BoundedCache[str, tuple[int, float]] = BoundedCache(MAX_SCOPES)  # scope -> entries, when counted
+        self._counting = Background(MAX_COUNTS)
+
+    @property
+    def size(self) -> int:
+        """As last counted, at most `SWEEP_S` ago."""
+        return self._size
+
+    @property
+    def bytes(self) -> int:
+        """Of the vectors themselves, over there; in this process there is nothing."""
+        return self._size * 4 * self._dimension
+
+    @property
+    def breaker(self) -> State:
+        return self._server.breaker
+
+    async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
+        self._check(vector)
+        await self._upsert([StoredVector(fingerprint, scope, vector, expires)], None)
+        self._counted(scope, 1)
+
+    async def add_all(self, vectors: Sequence[StoredVector]) -> None:
+        fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
+        if len(fitting) < len(vectors):  # damaged: one bad vector must not keep the index from all others
+            LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
+        for i in range(0, len(fitting), BATCH):
+            await self._upsert(fitting[i : i + BATCH], SLOW_S)
+
+    def holds(self, fingerprint: str) -> bool:
+        return False  # who would follow the store has to be told, and of a shared index nobody does
+
+    def count(self, scope: str) -> int:
+        return (self._counts.peek(scope) or (0, 0.0))[0]
+
+    def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
+        return None  # it is asked over a network
+
+    async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
+        self._check(vector)
+        counted = self._counts.get(scope)
+        if counted is not None:
+            if self._clock.monotonic() - counted[1] > COUNT_S:
+                self._counting.start(scope, self._count(scope))
+            found = await self._search(scope, vector, k)
+        else:  # thresholds go by the count: nothing is found before there is one
+            found, _ = await asyncio.gather(self._search(scope, vector, k), self._count(scope))
+        return found
+
+    async def near(self, vector: Vector, similarity: float) -> list[str]:
+        """Reads every vector, as an index of Milvus is not asked for all of them but for the nearest, and may miss
+        some: a removal must not."""
+        self._check(vector)
+        found: list[str] = []
+        async for page in self._pages("fingerprint", "vector"):
+            close = np.array([row["vector"] for row in page], dtype=np.float32) @ vector >= similarity
+            found += [page[i]["fingerprint"] for i in np.flatnonzero(close).tolist()]
+        return found
+
+    async def remove(self, fingerprints: Sequence[str]) -> int:
+        removed = 0
+        for i in range(0, len(fingerprints), PAGE):
+            some = fingerprints[i : i + PAGE]
+            removed += await self._server.call(partial(self._remove, list(some)), None if len(some) == 1 else SLOW_S)
+        return removed
+
+    async def fingerprints(self) -> list[str]:
+        return [row["fingerprint"] async for page in self._pages("fingerprint") for row in page]
+
+    async def refresh(self) -> None:
+        """Counts what is there. Raises `IndexUnavailable`."""
+        self._size = await self._server.call(partial(self._how_many, ""), SLOW_S)
+
+    async def sweep(self) -> None:
+        """Removes what has expired. Every gateway does it; the second one finds nothing. Raises `IndexUnavailable`."""
+        condition = f"expires <= {math.floor(self._clock.wall())}"
+        await self._server.call(
+            lambda client, limit_s: client.delete(self._collection, filter=condition, timeout=limit_s), SLOW_S
+        )
+
+    async def flush(self) -> None:
+        """Has what was written sealed and indexed: the end of a large filling. Raises `IndexUnavailable`."""
+        await self._server.call(lambda client, limit_s: client.flush(self._collection, timeout=limit_s), SEAL_S)
+
+    async def drop(self) -> None:
+        """Removes the collection with all that is in it. Raises `IndexUnavailable`."""
+        await self._server.call(
+            lambda client, limit_s: client.drop_collection(self._collection, timeout=limit_s), SLOW_S
+        )
+
+    async def run(self) -> None:
+        """For ever: connects before the first request needs it, and keeps to what has not expired."""
+        while True:
+            try:
+                await self.sweep()
+                await self.refresh()
+            except IndexUnavailable as error:
+                LOG.warning("the index was not looked through", extra={"fields": {"error": str(error)}})
+            await asyncio.sleep(SWEEP_S)
+
+    async def close(self) -> None:
+        await self._counting.close()
+        await asyncio.to_thread(self._server.close)
+
+    async def _upsert(self, vectors: Sequence[StoredVector], timeout_s: float | None) -> None:
+        rows = [
+            {
+                "fingerprint": each.fingerprint,
+                "scope": each.scope,
+                "expires": FOREVER if each.expires >= FOREVER else math.ceil(each.expires),
+                "vector": each.vector,
+            }
+            for each in vectors
+        ]
+        await self._server.call(
+            lambda client, limit_s: client.upsert(self._collection, rows, timeout=limit_s), timeout_s
+        )
+
+    async def _search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
+        def ask(client: MilvusClient, limit_s: float) -> list[Neighbour]:
+            (hits,) = client.search(
+                self._collection,
+                data=[vector],
+                filter=_of(scope),
+                limit=k,
+                search_params={"metric_type": METRIC},
+                consistency_level=LOOSE,
+                timeout=limit_s,
+            )
+            return [Neighbour(hit["fingerprint"], float(np.clip(hit["distance"], 0.0, 1.0))) for hit in hits]
+
+        return await self._server.call(ask)
+
+    async def _count(self, scope: str) -> None:
+        count = await self._server.call(partial(self._how_many, _of(scope)))
+        self._counts.put(scope, (count, self._clock.monotonic()))
+
+    def _counted(self, scope: str, more: int) -> None:
+        """Between two counts; one that was there before counts twice until the next one."""
+        counted = self._counts.peek(scope)
+        if counted is not None:
+            count, at = counted
+            self._counts.put(scope, (count + more, at))
+
+    async def _pages(self, *fields: str) -> AsyncIterator[list[Row]]:
+        """Everything, page by page: each is a call of its own."""
+        pages = await self._server.call(
+            lambda client, limit_s: client.query_iterator(
+                self._collection,
+                batch_size=PAGE,
+                filter="",
+                output_fields=list(fields),
+                consistency_level=STRICT,
+                timeout=limit_s,
+            ),
+            SLOW_S,
+        )
+        while page := await self._server.call(lambda *_: pages.next(), SLOW_S):
+            yield page
+
+    def _check(self, vector: Vector) -> None:
+        if vector.shape != (self._dimension,) or vector.dtype != np.float32:
+            raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
+
+    # What follows runs in a thread of the server's.
+
+    def _prepare(self, client: MilvusClient, limit_s: float) -> None:
+        """Makes the collection where there is none. Two gateways that do so at once make the same one."""
+        if not client.has_collection(self._collection, timeout=limit_s):
+            schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("fingerprint", DataType.VARCHAR, is_primary=True, max_length=256)
+            schema.add_field("scope", DataType.VARCHAR, max_length=256, is_partition_key=True)
+            schema.add_field("expires", DataType.INT64)  # wall clock, seconds
+            schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._dimension)
+            index = client.prepare_index_params()
+            index.add_index("vector", index_type="AUTOINDEX", metric_type=METRIC)
+            client.create_collection(
+                self._collection, schema=schema, index_params=index, consistency_level=LOOSE, timeout=SLOW_S
+            )
+        client.load_collection(self._collection, timeout=limit_s)
+
+    def _remove(self, fingerprints: list[str], client: MilvusClient, limit_s: float) -> int:
+        there = client.query(
+            self._collection,
+            ids=fingerprints,
+            output_fields=["fingerprint"],
+            consistency_level=STRICT,
+            timeout=limit_s,
+        )
+        if there:
+            names = [row["fingerprint"] for row in there]
+            client.delete(self._collection, ids=names, timeout=limit_s)
+        return len(there)
+
+    def _how_many(self, condition: str, client: MilvusClient, limit_s: float) -> int:
+        (row,) = client.query(
+            self._collection,
+            filter=condition,
+            output_fields=["count(*)"],
+            consistency_level=STRICT,
+            timeout=limit_s,
+        )
+        return int(row["count(*)"])
+
+
+def _of(scope: str) -> str:
+    return f"scope == {json.dumps(scope)}"

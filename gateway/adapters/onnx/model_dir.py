@@ -1,0 +1,128 @@
+"""A folder as Hugging Face Optimum writes it: the graph, its tokenizer, and what is said of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import orjson
+from tokenizers import Tokenizer
+
+from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, ModelMissing
+from gateway.adapters.onnx.session import open_session
+from gateway.generation.asked import Sampling
+from gateway.generation.template import ChatTemplate, TemplateFaulty
+
+# Where models say how much they read, by the name that each architecture has for it.
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+MOST_TOKENS = 2**20  # transformers writes 10^30 for "not known"
+
+
+class ModelFolder:
+    """Reads what is asked for. Raises `ModelMissing` where graph or tokenizer is not there, `ModelCorrupt` where a file
+    cannot be read, one sentence each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._require(MODEL_FILE)
+
+    def session(self, threads: int) -> onnxruntime.InferenceSession:
+        try:
+            return open_session(self.path / MODEL_FILE, threads)
+        except Exception as error:  # onnxruntime's exceptions share no base
+            raise ModelCorrupt(f"{self.path / MODEL_FILE} cannot be loaded ({type(error).__name__})") from None
+
+    def tokenizer(self) -> Tokenizer:
+        self._require(TOKENIZER_FILE)
+        try:
+            tokenizer = Tokenizer.from_file(str(self.path / TOKENIZER_FILE))
+        except Exception as error:  # it raises bare ones
+            raise ModelCorrupt(f"{self.path / TOKENIZER_FILE} cannot be read ({str(error)[:100]})") from None
+        tokenizer.no_padding()
+        tokenizer.no_truncation()  # what is too long is said, not cut
+        return tokenizer
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        return self._json("config.json")
+
+    @cached_property
+    def generation(self) -> Mapping[str, Any]:
+        return self._json("generation_config.json")
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that the model reads; None where nothing says it."""
+        told = [self._json("sentence_bert_config.json").get("max_seq_length")]
+        told += [self.config.get(key) for key in CONTEXT_KEYS]
+        told.append(self._json("tokenizer_config.json").get("model_max_length"))
+        return next((int(n) for n in told if isinstance(n, int | float) and 0 < n <= MOST_TOKENS), None)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens after which the model has said all."""
+        told = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
+        return frozenset(told if isinstance(told, list) else () if told is None else (told,))
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """Of a classifier, by the place of its output."""
+        named = self.config.get("id2label")
+        if not isinstance(named, dict) or sorted(named, key=_place) != [str(i) for i in range(len(named))]:
+            return None
+        return [str(named[str(i)]) for i in range(len(named))]
+
+    @property
+    def sampling(self) -> Sampling:
+        """What `generation_config.json` has for a client that does not say: without `do_sample` the likeliest token."""
+        told = self.generation
+        if told.get("do_sample") is not True:
+            return Sampling()
+        return Sampling(float(told.get("temperature", 1.0)), float(told.get("top_p", 1.0)), int(told.get("top_k", 50)))
+
+    def template(self) -> ChatTemplate | None:
+        """None: the model has none. Newer exports have a file for it, older ones a key."""
+        settings = self._json("tokenizer_config.json")
+        file = self.path / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = next((each.get("template") for each in source if each.get("name") == "default"), None)
+        if not isinstance(source, str):
+            return None
+        special = {name: _content(settings[name]) for name in SPECIAL if settings.get(name)}
+        try:
+            return ChatTemplate(source, special)
+        except TemplateFaulty as faulty:
+            raise ModelCorrupt(f"the chat template in {self.path} cannot be read ({faulty})") from None
+
+    def pooling(self) -> str:
+        """How sentence-transformers makes one vector of those of the tokens: `mean` or `cls`."""
+        return "cls" if self._json("1_Pooling/config.json").get("pooling_mode_cls_token") else "mean"
+
+    def _require(self, name: str) -> None:
+        if not (self.path / name).is_file():
+            raise ModelMissing(f"{self.path} has no {name}, expected a folder as Hugging Face Optimum exports it")
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        """Empty where the file is not there."""
+        try:
+            read = orjson.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise ModelCorrupt(f"{self.path / name} cannot be read ({type(error).__name__})") from None
+        if not isinstance(read, dict):
+            raise ModelCorrupt(f"{self.path / name} cannot be read, expected a JSON object")
+        return read
+
+
+def _place(key: str) -> int:
+    return int(key) if key.isdecimal() else -1
+
+
+def _content(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)

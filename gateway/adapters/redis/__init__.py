@@ -1,0 +1,1 @@
+"""The store on Redis or Valkey, embedded or outside."""

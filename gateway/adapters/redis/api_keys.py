@@ -1,0 +1,80 @@
+"""API keys on the server that holds the answers: their records by id, and ids by the SHA-256 of a key.
+
+They have no expiry, so that a server which makes room among what expires (`volatile-lru`, as the embedded one has it)
+leaves them alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.adapters.redis.cluster import at_home
+from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.store_client import Script
+from gateway.api_keys import KeyChange, Outdated
+from gateway.errors import StoreUnavailable
+
+TIMEOUT_S = 5.0  # an operator can wait longer than a request
+POLL_TIMEOUT_S = 0.25
+# KEYS: the digests, the records. ARGV: a digest.
+FIND = Script("""
+local id = redis.call('HGET', KEYS[1], ARGV[1])
+return id and redis.call('HGET', KEYS[2], id)
+""")
+# KEYS: the records, the digests, the version. ARGV: the id, what lies there, what is to (both empty for nothing), how
+# many digests are to lead there, they and those that no longer do.
+SWAP = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+for i = 5, #ARGV do
+  if i < 5 + ARGV[4] then redis.call('HSET', KEYS[2], ARGV[i], ARGV[1]) else redis.call('HDEL', KEYS[2], ARGV[i]) end
+end
+redis.call('INCR', KEYS[3])
+return 1
+"""
+
+
+class RedisKeys:
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
+
+    async def version(self) -> bytes:
+        """Beside the breaker, as that of removals (`gateway.adapters.redis.purge`)."""
+        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        return version or b""
+
+    async def by_digest(self, digest: str) -> bytes | None:
+        found: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)
+        return found
+
+    async def by_id(self, identity: str) -> bytes | None:
+        return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S)
+
+    async def listed(self) -> list[bytes]:
+        return await self._store.execute(lambda client: client.hvals(self._keys), TIMEOUT_S)
+
+    async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
+        arguments = [change.id, change.old or b"", change.new or b"", len(change.digests)]
+        arguments += [*change.digests, *change.gone]
+
+        async def write(client: Any) -> tuple[Any, bool]:
+            async with at_home(client, self._keys) as home:
+                return await write_there(home)
+
+        async def write_there(client: Any) -> tuple[Any, bool]:
+            replicas = await replicas_of(client) if synced else 0
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.eval(SWAP, 3, self._keys, self._digests, self._version, *arguments)
+                if synced:
+                    ask_durable(pipe, replicas)
+                outcomes = await pipe.execute(raise_on_error=False)
+            return outcomes[0], synced and is_durable(outcomes[1:], replicas)
+
+        swapped, durable = await self._store.execute(write, TIMEOUT_S)
+        if isinstance(swapped, Exception):
+            raise StoreUnavailable(f"the store refused: {swapped}"[:300])
+        if not swapped:
+            raise Outdated
+        return durable

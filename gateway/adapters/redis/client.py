@@ -1,0 +1,161 @@
+"""The store's client: for one server, for those that sentinels watch over, or for a cluster. Who finds the one that
+takes writes, and another one after a failover, is redis-py.
+
+No client sends anything before the first command: an absent server is a miss, not a failure to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ssl import SSLContext
+from typing import Any
+
+from redis import DriverInfo
+from redis import asyncio as redis
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelManagedSSLConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from gateway.adapters.redis.cluster import Cluster
+from gateway.config.store_url import Kind, Target, target_of
+
+# Of one sentinel, with the connection to it.
+ASK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who the gateway is to the servers, and whom it trusts. `tls`: None where the URL says it all."""
+
+    username: str | None = None
+    password: str | None = None
+    sentinel_password: str | None = None
+    tls: SSLContext | None = None
+
+
+OPEN = Access()
+CONNECT_S = 1.0
+
+
+def connect(url: str, connect_timeout_s: float = CONNECT_S, access: Access = OPEN) -> Any:
+    """`url`: as `store.url` has it, or `unix://`. `connect_timeout_s`: of a connection, with its handshakes. The pool
+    has no bound of its own: at it the client fails instead of waiting. Its annotations mix the synchronous and the
+    asynchronous results: hence `Any`."""
+    options: dict[str, Any] = {
+        # Who calls bounds every operation. A timeout here would go through `asyncio.wait_for`, which on Python 3.11 can
+        # swallow the cancellation of a request, or of the gateway itself.
+        "socket_timeout": None,
+        "socket_connect_timeout": connect_timeout_s,
+        "health_check_interval": 0,
+        "retry": None,
+        # One for all connections: each would search the installed packages for the client's version, 1 ms.
+        "driver_info": DriverInfo(),
+    }
+    target = None if url.startswith("unix://") else target_of(url)
+    user: dict[str, Any] = {"username": access.username, "password": access.password}
+    if target is None or target.kind is Kind.SERVER:
+        given: dict[str, Any] = {name: value for name, value in user.items() if value is not None}
+        return _secured(redis.Redis.from_url(url, **options, **given), Secured, access)
+    user = {"username": target.username or access.username, "password": target.password or access.password}
+    if target.kind is Kind.CLUSTER:
+        return _cluster(target, options | user, access)
+    sentinels = Sentinels(target.addresses, {**options, "password": access.sentinel_password}, access)
+    client = sentinels.master_for(target.service, redis_class=Watched, db=target.database, **options, **user)
+    return _secured(client, SecuredWatched, access)
+
+
+def _cluster(target: Target, options: dict[str, Any], access: Access) -> Cluster:
+    nodes = [ClusterNode(host, port) for host, port in target.addresses]
+    told: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 2),  # before each it asks anew where slots lie
+        "reinitialize_steps": 0,  # after so many redirections it would close all connections, those in use too
+        # Notices of hosted servers: each connection would have to ask for them.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **told})
+    known = cluster.nodes_manager
+    if access.tls is not None:
+        secured: dict[str, Any] = {"connection_class": Secured, "context": access.tls}
+        known.connection_kwargs |= secured
+        known.startup_nodes = {
+            name: ClusterNode(node.host, node.port, node.server_type, **known.connection_kwargs)
+            for name, node in known.startup_nodes.items()
+        }
+    return cluster
+
+
+def _secured(client: Any, connection: type[SSLConnection], access: Access) -> Any:
+    """One context for all connections: redis-py would read the files for each, and trust whom the machine trusts
+    besides."""
+    if access.tls is not None:
+        client.connection_pool.connection_class = connection
+        client.connection_pool.connection_kwargs["context"] = access.tls
+    return client
+
+
+class Secured(SSLConnection):
+    def __init__(self, context: SSLContext, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context.context = context
+
+
+class SecuredWatched(SentinelManagedSSLConnection):
+    def __init__(self, context: SSLContext, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self.ssl_context.context = context
+
+
+class Watched(redis.Redis):
+    """The client of the server that takes writes: each new connection asks the sentinels which one that is."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        pool: Any = self.connection_pool  # a `SentinelConnectionPool`
+        await pool.sentinel_manager.aclose()
+
+
+class Sentinels(Sentinel):
+    """Who has answered is asked first from then on; who has not is asked last, as those of a machine that is cut off
+    do not answer."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: Access) -> None:
+        super().__init__([])  # type: ignore[no-untyped-call]
+        asked = [Asked(host=host, port=port, **options) for host, port in addresses]
+        self._all: list[Asked] = [_secured(one, Secured, access) for one in asked]
+        self.sentinels = [*self._all]
+        self._turn = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> Any:
+        async with self._turn:  # two at once would lose a sentinel as they change the order (redis-py 8.1)
+            try:
+                return await super().discover_master(service_name)
+            except MasterNotFoundError as error:
+                raise error from next((asked.failed for asked in self._all if asked.failed is not None), None)
+            except asyncio.CancelledError:  # who asks has less time than a sentinel has to answer
+                self.sentinels.append(self.sentinels.pop(0))
+                raise
+
+
+class Asked(redis.Redis):
+    """A sentinel that has `ASK_S` to answer. `failed`: why it did not, the last time."""
+
+    failed: Exception | None = None
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        self.failed = None
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            self.failed = RedisTimeoutError(f"nothing within {ASK_S:g} s")
+            raise self.failed from None
+        except RedisError as error:
+            self.failed = error
+            raise

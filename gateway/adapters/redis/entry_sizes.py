@@ -1,0 +1,54 @@
+"""What each entry of the store weighs; and the list of entries made true where the server has let some go by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
+from gateway.ports import Clock, Weight
+
+TIMEOUT_S = 10.0  # of a page; nobody waits for it
+# In one step, so that what is stored anew in the same moment stays listed. KEYS: the list, then each entry; ARGV: the
+# members of the list.
+WEIGH = """
+local found = {}
+for i = 2, #KEYS do
+  local size = redis.call('HSTRLEN', KEYS[i], 'record')
+  if size == 0 then
+    redis.call('ZREM', KEYS[1], ARGV[i - 1])
+  else
+    size = size + redis.call('HSTRLEN', KEYS[i], 'vector') + redis.call('HSTRLEN', KEYS[i], 'former')
+  end
+  found[2 * i - 3] = size
+  found[2 * i - 2] = redis.call('HGET', KEYS[i], 'worth') or ''
+end
+return found
+"""
+
+
+class RedisWeights:
+    def __init__(self, store: RedisStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def weights(self) -> AsyncIterator[Sequence[Weight]]:
+        async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
+            yield await self._weighed({name.decode(): expires for name, expires in members})
+
+    async def _weighed(self, members: Mapping[str, float]) -> Sequence[Weight]:
+        groups = self._store.names.grouped(members)
+        weighed = await self._store.execute(partial(self._weigh, groups), TIMEOUT_S)
+        now, weights = self._clock.wall(), list[Weight]()
+        for names, found in zip(groups.values(), weighed, strict=True):
+            for name, size, worth in zip(names, found[::2], found[1::2], strict=True):
+                weights.append(Weight(name, int(size), float(worth or 1e-6), members[name] <= now))
+        return weights
+
+    async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for listed, names in groups.items():
+                keys = [listed, *map(self._store.names.entry, names)]
+                pipe.eval(WEIGH, len(keys), *keys, *names)
+            return list(await pipe.execute())

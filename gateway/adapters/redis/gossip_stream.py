@@ -1,0 +1,72 @@
+"""What gateways tell each other beside what they store: a second, shorter stream, and lists for answers.
+
+Apart from the log of changes, so that a thousand labels with their vectors do not push out of it what an index needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from gateway.adapters.redis.change_log_reader import RedisChanges
+from gateway.adapters.redis.change_log_writer import MOST_SPOKEN, SPOKEN
+from gateway.adapters.redis.keyspace import PREFIX
+from gateway.adapters.redis.store import RedisStore
+from gateway.errors import StoreUnavailable
+from gateway.ports import ChangeKind
+
+TIMEOUT_S = 2.0
+REPLY_TTL_S = 10
+
+
+class RedisSpoken(RedisChanges):
+    """Implements `SpokenLog`."""
+
+    def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
+        super().__init__(client, SPOKEN)
+        self._store = store
+        self._gateway = gateway
+
+    async def say(self, values: Sequence[str]) -> str:
+        async def write(client: Any) -> bytes:
+            async with client.pipeline(transaction=False) as pipe:
+                for value in values:
+                    fields = {"by": self._gateway, ChangeKind.SAID.value: value}
+                    pipe.xadd(SPOKEN, fields, maxlen=MOST_SPOKEN, approximate=True)
+                said: list[bytes] = await pipe.execute()
+            return said[-1]
+
+        return (await self._store.execute(write, TIMEOUT_S)).decode()
+
+
+class RedisReplies:
+    """Implements `Replies`: a list a question, which is forgotten after some seconds."""
+
+    def __init__(self, store: RedisStore, client: Any) -> None:
+        self._store = store
+        self._client = client
+
+    async def reply(self, name: str, answer: bytes) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.lpush(_key(name), answer)
+                pipe.expire(_key(name), REPLY_TTL_S)
+                await pipe.execute()
+
+        await self._store.execute(write, TIMEOUT_S)
+
+    async def wait(self, name: str, seconds: float) -> bytes | None:
+        """On a connection of its own: it takes none of the places of requests."""
+        try:
+            async with asyncio.timeout(seconds + TIMEOUT_S):
+                found = await self._client.blpop(_key(name), timeout=seconds)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+        return None if found is None else bytes(found[1])
+
+
+def _key(name: str) -> str:
+    return f"{PREFIX}reply:{name}"

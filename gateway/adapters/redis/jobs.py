@@ -1,0 +1,179 @@
+"""Jobs on the server that holds the answers: `nearhit:1:jobs:...`, in the steps of `redis_jobs_scripts`.
+
+What is accepted has no expiry, so a server that evicts by `volatile-lru` (as the embedded one does) never lets go of
+it; results have one. By the server's clock throughout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.adapters.redis import job_scripts as scripts
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.write_through import Syncing
+from gateway.errors import StoreUnavailable
+from gateway.job_records import (
+    Claimed,
+    Job,
+    RecordUnreadable,
+    Standing,
+    Status,
+    decode_job,
+    decode_result,
+    encode_job,
+    encode_result,
+)
+from gateway.job_store import Admittance, Bounds, Conclusion, Counts, Delivery, Hold
+
+TIMEOUT_S = 5.0
+OVERHEAD = 1024  # bytes that the server takes for a job beside its record, about
+CONSUMER_IDLE_S = 3600.0
+FIELDS = ("tenant", "status", "created", "started", "finished", "attempts", "error", "dead", "webhook", "result")
+LISTS = {"active": "active", "dead": "dead", "finished": "finished"}
+
+
+class RedisJobs:
+    """Within five seconds an operation, behind the breaker of `store`. `sync`: None where a job counts as accepted
+    before it is on the disk."""
+
+    def __init__(self, store: RedisStore, client: Any, sync: Syncing | None = None) -> None:
+        self._store = store
+        self._sync = sync
+        self._prefix = store.names.key("jobs:")
+        self._scripts = {
+            name: client.register_script(getattr(scripts, name))
+            for name in (
+                "ACCEPT", "CLAIM", "BEAT", "CONCLUDE", "PUT_BACK", "CANCEL", "DUE_WEBHOOKS", "WEBHOOK_TOLD", "RAISE",
+                "SWEEP", "COUNTS",
+            )
+        }  # fmt: skip
+
+    async def accept(self, job: Job, bounds: Bounds, key: str, digest: str) -> tuple[Admittance, str]:
+        if self._sync is not None:
+            await self._sync.synced()
+        record = encode_job(job)
+        # Of two tenants, or of one that chooses its keys cleverly, none must meet: hashed with the tenant before it.
+        named = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
+        head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, named, digest]
+        limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes]
+        said, identity = await self._run("ACCEPT", *head, _ms(bounds.keep_key_s), *limits)
+        return Admittance(said.decode()), identity.decode()
+
+    async def claim(
+        self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
+    ) -> list[Claimed]:
+        found = await self._run("CLAIM", worker, most, _ms(visibility_s), attempts, _ms(dead_s), "1" if lost else "0")
+        claimed = []
+        for record, token, attempt, age in zip(*(found[i::4] for i in range(4)), strict=True):
+            try:
+                claimed.append(Claimed(decode_job(record), int(token), int(attempt), int(age) / 1000))
+            except RecordUnreadable:
+                continue  # of another version: its claim runs out, and another gateway may read it
+        return claimed
+
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+        flat = [part for pair in held for part in pair]
+        return [Hold.HELD if ok else Hold.LOST for ok in await self._run("BEAT", worker, *flat)]
+
+    async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
+        result = b"" if conclusion.result is None else encode_result(conclusion.result)
+        tail = [result, conclusion.error, _ms(conclusion.keep_s), int(conclusion.dead)]
+        return bool(await self._run("CONCLUDE", job, token, conclusion.status.value, *tail))
+
+    async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+        return bool(await self._run("PUT_BACK", job, token, _ms(delay_s), int(counted), error))
+
+    async def standing(self, job: str) -> Standing | None:
+        return _standing(job, await self._row(job))
+
+    async def status(self, job: str, tenant: str) -> Status | None:
+        row = await self._store.execute(lambda client: client.hmget(self._job(job), "tenant", "status"), TIMEOUT_S)
+        return Status(row[1].decode()) if row[0] == tenant.encode() else None
+
+    async def cancel(self, job: str, tenant: str, keep_s: float) -> Standing | None:
+        if not await self._run("CANCEL", job, tenant, _ms(keep_s)):
+            return None
+        return await self.standing(job)
+
+    async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
+        found = await self._run("DUE_WEBHOOKS", most, _ms(hold_s))
+        due = []
+        for name, attempt in zip(found[::2], found[1::2], strict=True):
+            job = name.decode()
+            row = await self._row(job)
+            standing = _standing(job, row)
+            if standing is not None:
+                url = (row[FIELDS.index("webhook")] or b"").decode()
+                due.append(Delivery(job, url, int(attempt), standing))
+        return due
+
+    async def webhook_told(self, job: str, outcome: str, again_s: float | None) -> None:
+        await self._run("WEBHOOK_TOLD", job, outcome, "" if again_s is None else _ms(again_s))
+
+    async def counts(self) -> Counts:
+        queued, running, dead, size, webhooks, oldest_ms = map(int, await self._run("COUNTS"))
+        return Counts(queued, running, dead, size, webhooks, oldest_ms / 1000)
+
+    async def listed(self, state: str, limit: int) -> list[Standing]:
+        async def read(client: Any) -> list[Any]:
+            names = await client.zrevrange(self._prefix + LISTS[state], 0, limit - 1)
+            async with client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hmget(self._job(name.decode()), *FIELDS[:-1])
+                return list(zip(names, await pipe.execute(), strict=True)) if names else []
+
+        rows = await self._store.execute(read, TIMEOUT_S)
+        found = [_standing(name.decode(), [*row, None]) for name, row in rows]
+        return [standing for standing in found if standing is not None]
+
+    async def retry(self, job: str) -> bool:
+        return bool(await self._run("RAISE", job, 1))
+
+    async def drop(self, job: str) -> bool:
+        return bool(await self._run("RAISE", job, 0))
+
+    async def sweep(self, worker: str) -> None:
+        await self._run("SWEEP", worker, _ms(CONSUMER_IDLE_S))
+
+    def _job(self, identity: str) -> str:
+        return f"{self._prefix}job:{identity}"
+
+    async def _row(self, job: str) -> list[bytes | None]:
+        return await self._store.execute(lambda client: client.hmget(self._job(job), *FIELDS), TIMEOUT_S)
+
+    async def _run(self, name: str, *arguments: Any) -> Any:
+        script = self._scripts[name]
+        return await self._store.execute(lambda _: script([self._prefix], arguments), TIMEOUT_S)
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _standing(identity: str, row: Sequence[bytes | None]) -> Standing | None:
+    fields: Mapping[str, bytes | None] = dict(zip(FIELDS, row, strict=True))
+    tenant, status = fields["tenant"], fields["status"]
+    if tenant is None or status is None:
+        return None
+    result = fields["result"]
+    try:
+        decoded = None if result is None else decode_result(result)
+    except RecordUnreadable as unreadable:
+        raise StoreUnavailable(str(unreadable)) from None
+    created, started, finished = (float(fields[name] or 0) / 1000 for name in ("created", "started", "finished"))
+    error = (fields["error"] or b"").decode(errors="replace")
+    over = Status(status.decode()).over
+    return Standing(
+        id=identity,
+        tenant=tenant.decode(),
+        status=Status(status.decode()),
+        created=created,
+        started=started,
+        finished=finished,
+        attempts=int(fields["attempts"] or 0),
+        error=error if over else "",
+        result=decoded,
+        dead=fields["dead"] == b"1",
+    )

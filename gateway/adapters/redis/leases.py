@@ -1,0 +1,84 @@
+"""Leases on the server that holds the answers: one key a fingerprint, `nearhit:1:lease:FINGERPRINT`, which holds the
+token of its holder and expires by itself.
+
+Tokens rise by the server's own clock as well as one by one: also where the counter was lost, with a restart or by
+eviction, a later lease has a higher token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.adapters.redis.connection import Word
+from gateway.adapters.redis.store import RedisStore
+from gateway.adapters.redis.store_client import Script
+from gateway.ports import Claim
+
+ACQUIRE = Script("""
+local holder = redis.call('GET', KEYS[1])
+if holder then return {0, tonumber(holder)} end
+if ARGV[2] ~= '' then
+  local entry = redis.call('HMGET', KEYS[2], 'expires', 'lease')
+  if entry[1] and tonumber(entry[2] or '0') >= tonumber(ARGV[2]) then return {0, 0} end
+end
+local now = redis.call('TIME')
+local token = math.max(tonumber(redis.call('GET', KEYS[3]) or '0') + 1, now[1] * 1000 + math.floor(now[2] / 1000))
+local said = string.format('%.0f', token)
+redis.call('SET', KEYS[3], said)
+redis.call('SET', KEYS[1], said, 'PX', ARGV[1])
+return {token, 0}
+""")
+RENEW = Script("""
+local lost = {}
+for i, key in ipairs(KEYS) do
+  if redis.call('GET', key) == ARGV[i + 1] then redis.call('PEXPIRE', key, ARGV[1]) else lost[#lost + 1] = i end
+end
+return lost
+""")
+RELEASE = Script("""
+for i, key in ipairs(KEYS) do
+  if redis.call('GET', key) == ARGV[i] then redis.call('DEL', key) end
+end
+""")
+
+
+class RedisLeases:
+    """Within `timeout_s` an operation, behind the breaker of `store`; a lease lasts `ttl_s` from its last renewal."""
+
+    def __init__(self, store: RedisStore, *, timeout_s: float, ttl_s: float) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._ttl_ms = round(ttl_s * 1000)
+
+    async def acquire(self, fingerprint: str, since: int | None) -> Claim:
+        names = self._store.names
+        keys = [names.lease(fingerprint), names.entry(fingerprint), names.counter(fingerprint)]
+        arguments: list[Word] = [self._ttl_ms, "" if since is None else since]
+        token, holder = await self._store.run(ACQUIRE, keys, arguments, self._timeout_s)
+        return Claim(int(token), int(holder))
+
+    async def renew(self, held: Mapping[str, int]) -> list[str]:
+        lost: list[str] = []
+        for names in self._store.names.grouped(held).values():
+            keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
+            gone = await self._store.run(RENEW, keys, arguments, self._timeout_s)
+            lost += [names[int(at) - 1] for at in gone]
+        return lost
+
+    async def release(self, held: Mapping[str, int]) -> None:
+        for names in self._store.names.grouped(held).values():
+            keys, tokens = self._keys(names), [held[name] for name in names]
+            await self._store.run(RELEASE, keys, tokens, self._timeout_s)
+
+    async def holders(self, fingerprints: Sequence[str]) -> list[int]:
+        async def read(client: Any) -> list[bytes | None]:
+            async with client.pipeline(transaction=False) as pipe:
+                for key in self._keys(fingerprints):
+                    pipe.get(key)
+                return list(await pipe.execute())
+
+        return [int(token or 0) for token in await self._store.execute(read, self._timeout_s)]
+
+    def _keys(self, fingerprints: Sequence[str]) -> list[str]:
+        return list(map(self._store.names.lease, fingerprints))

@@ -1,0 +1,126 @@
+"""Entries whose vector is another embedding model's, how each is given one of the model in use, and how those of the
+model before are kept until lookups have gone over."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from gateway.adapters.redis.keyspace import PREFIX
+from gateway.adapters.redis.records import RecordInvalid, decode
+from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
+from gateway.messages import Vector
+from gateway.ports import ChangeKind, Foreign
+
+SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
+TIMEOUT_S = 10.0  # of one command; nobody waits for it
+# In one step: what has been deleted, has expired or was answered anew meanwhile has no such record any more, and is
+# left as it is. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the
+# vector, the embedder, the one whose vector is kept beside it, and what others are told, as a command.
+REPLACE = """
+local record = redis.call('HGET', KEYS[1], 'record')
+if not record or redis.sha1hex(record) ~= ARGV[1] then return 0 end
+local before = redis.call('HGET', KEYS[1], 'embedder')
+if before and before == ARGV[4] then
+  redis.call('HSET', KEYS[1], 'former', redis.call('HGET', KEYS[1], 'vector'), 'former_embedder', before)
+end
+redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
+if ARGV[5] then redis.call(unpack(ARGV, 5)) end
+return 1
+"""
+# KEYS: entries; ARGV: the embedder in use. Where somebody went back to the former one, that is what stays.
+TIDY = """
+for _, key in ipairs(KEYS) do
+  local former = redis.call('HGET', key, 'former_embedder')
+  if former then
+    if former == ARGV[1] then
+      redis.call('HSET', key, 'vector', redis.call('HGET', key, 'former'), 'embedder', former)
+    end
+    redis.call('HDEL', key, 'former', 'former_embedder')
+  end
+end
+return 1
+"""
+
+
+class RedisMigration:
+    """Implements `MigrationStore`. `embedder`: the fingerprint of the model in use."""
+
+    def __init__(self, store: RedisStore, *, embedder: str) -> None:
+        self._store = store
+        self._embedder = embedder.encode()
+
+    async def foreign(self) -> AsyncIterator[Sequence[str]]:
+        async for names in self._pages():
+            made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S) if names else []
+            yield [name for name, by in zip(names, made_by, strict=True) if self._lacks(by)]
+
+    def _lacks(self, made_by: Sequence[bytes | None]) -> bool:
+        """Entries that have no vector at all, as their route compares no questions, get none."""
+        return made_by[0] is not None and self._embedder not in made_by
+
+    async def _pages(self) -> AsyncIterator[list[str]]:
+        async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
+            yield list(dict.fromkeys(name.decode() for name, _ in members))
+
+    async def read(self, fingerprint: str) -> Foreign | None:
+        fields = ("record", "embedder", "former_embedder")
+        data, *made_by = await self._store.execute(
+            lambda client: client.hmget(self._store.names.entry(fingerprint), *fields), TIMEOUT_S
+        )
+        if data is None or not self._lacks(made_by):
+            return None
+        try:
+            entry = decode(data)
+        except RecordInvalid:  # nobody is served it either
+            entry = None
+        if entry is not None and entry.fingerprint != fingerprint:
+            entry = None
+        return Foreign(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
+
+    async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
+        arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]
+        arguments += self._store.told_within(ChangeKind.VECTORS, fingerprint)
+
+        async def replace(client: Any) -> bool:
+            async with client.pipeline(transaction=False) as pipe:
+                if keep:  # what is kept has to be dropped once more
+                    pipe.hdel(SPACE, "tidied")
+                pipe.eval(REPLACE, 1, self._store.names.entry(fingerprint), *arguments)
+                return bool((await pipe.execute())[-1])
+
+        replaced = await self._store.execute(replace, TIMEOUT_S)
+        if replaced:
+            await self._store.tell_apart(ChangeKind.VECTORS, fingerprint)
+        return replaced
+
+    async def settled(self) -> bool:
+        serving: bytes | None = await self._store.execute(lambda client: client.hget(SPACE, "serving"), TIMEOUT_S)
+        return serving == self._embedder
+
+    async def settle(self) -> None:
+        serving, tidied = await self._store.execute(lambda client: client.hmget(SPACE, "serving", "tidied"), TIMEOUT_S)
+        if serving != self._embedder:  # first of all: nothing may be dropped that a restart would go by
+            await self._mark("serving")
+        if serving == tidied == self._embedder:
+            return
+        async for names in self._pages():
+            for some in self._store.names.grouped(names).values():
+                keys = list(map(self._store.names.entry, some))
+                await self._store.execute(partial(_tidy, keys, self._embedder), TIMEOUT_S)
+        await self._mark("tidied")
+
+    async def _embedders(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(self._store.names.entry(name), "embedder", "former_embedder")
+            return list(await pipe.execute())
+
+    async def _mark(self, field: str) -> None:
+        await self._store.execute(lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S)
+
+
+async def _tidy(keys: Sequence[str], embedder: bytes, client: Any) -> None:
+    await client.eval(TIDY, len(keys), *keys, embedder)

@@ -1,0 +1,54 @@
+"""The policy that gateways on one store have in common: the last one, whole, and the hashes of those before it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from gateway.adapters.redis.cluster import names_of
+from gateway.adapters.redis.store import RedisStore
+from gateway.ports import Lineage, Published
+
+TIMEOUT_S = 2.0
+MAX_LINEAGE = 200  # hashes: who has missed more changes than these keeps its own policy, and says so in its log
+
+
+class RedisPolicies:
+    """Implements `PublishedPolicies`."""
+
+    def __init__(self, store: RedisStore, client: Any) -> None:
+        self._store = store
+        names = names_of(client)
+        self._last, self._lineage = names.key("policy"), names.key("policy:lineage")
+
+    async def publish(self, policy: Published, previous: str) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.set(self._last, orjson.dumps(asdict(policy)))
+                pipe.rpush(self._lineage, previous, policy.hash)
+                pipe.ltrim(self._lineage, -MAX_LINEAGE, -1)
+                await pipe.execute()
+
+        await self._store.execute(write, TIMEOUT_S)
+
+    async def read(self) -> tuple[Published | None, Lineage]:
+        async def ask(client: Any) -> list[Any]:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.get(self._last)
+                pipe.lrange(self._lineage, 0, -1)
+                return list(await pipe.execute())
+
+        last, lineage = await self._store.execute(ask, TIMEOUT_S)
+        return _published(last), frozenset(name.decode() for name in lineage)
+
+
+def _published(record: bytes | None) -> Published | None:
+    """None: there is none, or one of another version."""
+    if record is None:
+        return None
+    try:
+        return Published(**orjson.loads(record))
+    except (orjson.JSONDecodeError, TypeError):
+        return None

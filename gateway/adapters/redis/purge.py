@@ -1,0 +1,152 @@
+"""Bans, the audit trail and the looking through of everything, on the server that holds the answers.
+
+Whoever removes answers can wait a little longer than a request: the limits here are an operator's, not a lookup's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gateway.adapters.redis.cluster import at_home
+from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
+from gateway.adapters.redis.keyspace import PREFIX
+from gateway.adapters.redis.records import RecordInvalid, decode
+from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry, Placed
+from gateway.ports import ChangeKind
+
+AUDIT = PREFIX + "audit"
+MAX_AUDIT = 1_000
+TIMEOUT_S = 5.0
+POLL_TIMEOUT_S = 0.25
+# Of the version: after a failover that lost its last steps, no later step is to lead to a number that was seen before.
+MAX_STEP = 2**20
+PAGE = 250  # names that are asked for at once
+STEP = 50  # entries that are read at once: 100 us of CPU each, or 200 where they are exported, until others have a turn
+PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
+
+Record = tuple[Entry, Placed | None]
+
+
+class RedisRemovals:
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
+
+    async def version(self) -> bytes:
+        """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
+        from a request."""
+        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        return version or b""
+
+    async def bans(self) -> list[bytes]:
+        return await self._store.execute(lambda client: client.hvals(self._bans), TIMEOUT_S)
+
+    async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
+        async def write(client: Any) -> bool:
+            async with at_home(client, self._bans) as home:
+                durable = await write_there(home)
+            await self._store.tell_apart(ChangeKind.BANS)
+            return durable
+
+        async def write_there(client: Any) -> bool:
+            replicas = await replicas_of(client)
+            # What is added goes before what it stands for is dropped, and the version after both.
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.hset(self._bans, mapping=dict(bans))
+                if drop:
+                    pipe.hdel(self._bans, *drop)
+                pipe.incrby(self._version, 1 + secrets.randbelow(MAX_STEP))
+                if told := self._store.told_within(ChangeKind.BANS):
+                    pipe.execute_command(*told)
+                written = len(pipe)
+                ask_durable(pipe, replicas)
+                outcomes = await pipe.execute(raise_on_error=False)
+            for outcome in outcomes[:written]:
+                if isinstance(outcome, Exception):
+                    raise StoreUnavailable(f"the store refused: {outcome}"[:300])
+            return is_durable(outcomes[written:], replicas)
+
+        return await self._store.execute(write, TIMEOUT_S)
+
+    async def latest_expiry(self) -> float:
+        async def read(client: Any) -> list[list[tuple[bytes, float]]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for key in self._store.names.lists:
+                    pipe.zrange(key, -1, -1, withscores=True)
+                return list(await pipe.execute())
+
+        return max((float(last[0][1]) for last in await self._store.execute(read, TIMEOUT_S) if last), default=0.0)
+
+    async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
+        async for members in self._store.listed(PAGE, TIMEOUT_S):
+            names = [name.decode() for name, _ in members]
+            for i in range(0, len(names), STEP):
+                async for page in self._read(names[i : i + STEP], embedder):
+                    yield page
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        return await self._store.delete(fingerprints)
+
+    async def add_audit(self, line: bytes) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.lpush(AUDIT, line)
+                pipe.ltrim(AUDIT, 0, MAX_AUDIT - 1)
+                await pipe.execute()
+
+        await self._store.execute(write, TIMEOUT_S)
+
+    async def audits(self, limit: int) -> list[bytes]:
+        return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
+
+    async def _read(self, names: Sequence[str], embedder: str) -> AsyncIterator[list[Record]]:
+        sizes = await self._store.execute(partial(self._sizes, names), TIMEOUT_S)
+        for group in _groups(names, sizes):
+            rows = await self._store.execute(partial(self._rows, group), TIMEOUT_S)
+            found = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
+            yield [record for record in found if record is not None]
+
+    async def _sizes(self, names: Sequence[str], client: Any) -> list[int]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hstrlen(self._store.names.entry(name), "record")
+            return list(await pipe.execute())
+
+    async def _rows(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(self._store.names.entry(name), "record", *VECTOR_FIELDS)
+            return list(await pipe.execute())
+
+
+def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
+    data, *rest = row
+    if data is None:
+        return None
+    try:
+        entry = decode(data)
+    except RecordInvalid:  # nobody is served it either
+        return None
+    stored = stored_vector(name, rest, embedder.encode())
+    return entry, None if stored is None else Placed(stored.vector, embedder)
+
+
+def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:
+    """Those that are there, together at most `PAGE_BYTES`."""
+    group: list[str] = []
+    total = 0
+    for name, size in zip(names, sizes, strict=True):
+        if size == 0:  # expired, or made room for others
+            continue
+        if group and total + size > PAGE_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    if group:
+        yield group

@@ -1,0 +1,258 @@
+"""The response store on Redis or Valkey: one code path for the embedded server and for any other.
+
+One hash per entry, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry live and die
+together; a sorted set by expiry lists them, so that no command ever walks keys which are not ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from gateway.adapters.redis.change_log_writer import Journal
+from gateway.adapters.redis.cluster import names_of, used_memory
+from gateway.adapters.redis.connection import Word
+from gateway.adapters.redis.keyspace import PREFIX
+from gateway.adapters.redis.put_script import PUT, packed_put
+from gateway.adapters.redis.records import RecordInvalid, decode, encode, worth_of
+from gateway.adapters.redis.store_client import Guard
+from gateway.cache.feedback import MAX_COUNTEREXAMPLES
+from gateway.circuit_breaker import State
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry, Vector
+from gateway.ports import ChangeKind, Clock, StoredVector, StoreStats
+
+LOG = logging.getLogger("nearhit.store")
+COUNTEREXAMPLES = PREFIX + "counterexamples"
+LEARNING = PREFIX + "learning"
+MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
+SCAN_BATCH = 500
+# What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
+# (gateway/cache/embedder_cutover.py): the one that lookups still go by, beside the one that they will.
+VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
+T = TypeVar("T")
+
+
+class RedisStore:
+    """`embedder` is the fingerprint of the vectors that this gateway can compare with; others are left alone. `journal`
+    tells other gateways what is written; None: there are none."""
+
+    def __init__(
+        self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: Journal | None = None
+    ) -> None:
+        self._client = client
+        self._guard = Guard(client, timeout_s, clock)
+        self.names = names_of(client)
+        self._embedder = embedder.encode()
+        self._clock = clock
+        self.journal = journal
+        self.ask, self.look, self.run, self.execute = (
+            self._guard.ask,
+            self._guard.look,
+            self._guard.run,
+            self._guard.execute,
+        )
+        self._told: Callable[[str], None] | None = None
+
+    def seen_by(self, embedder: str, told: Callable[[str], None] | None = None) -> RedisStore:
+        """The same store, breaker and connections, for vectors of another embedder; `told` of each that is put."""
+        view = copy.copy(self)
+        view._embedder, view._told = embedder.encode(), told
+        return view
+
+    @property
+    def breaker(self) -> State:
+        return self._guard.breaker
+
+    async def get(self, fingerprint: str) -> Entry | None:
+        data = await self.ask("HGET", self.names.entry(fingerprint), "record")
+        if data is None:
+            return None
+        try:
+            entry = decode(data)
+        except RecordInvalid as error:
+            LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
+            return None
+        return entry if entry.fingerprint == fingerprint else None
+
+    async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
+        if not await self._put(entry, vector, lease):
+            return False
+        if self.journal is not None:
+            await self.tell_apart(_kind(vector), entry.fingerprint)
+        if vector is not None and self._told is not None:
+            self._told(entry.fingerprint)
+        return True
+
+    async def _put(self, entry: Entry, vector: Vector | None, lease: int) -> bool:
+        if lease or self.names.tags or self.journal is not None:
+            names = self.names.of_put(entry.fingerprint)
+            return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
+        # To one server, with nobody to be told: the same script, as a command that is packed at once.
+        embedder, written = b"" if vector is None else self._embedder, self._written(entry, vector)
+        packed = packed_put(entry.fingerprint, entry.scope, *written, embedder)
+        if await self._guard.ask_packed(packed) is not None:
+            return True
+        names = self.names.of_put(entry.fingerprint)
+        return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
+
+    def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
+        """Of `PUT`."""
+        name, embedder = entry.fingerprint, b"" if vector is None else self._embedder
+        expires_ms, listed, record, worth, placed = self._written(entry, vector)
+        arguments: list[Word] = [lease, expires_ms, listed, name, record, entry.scope, worth, placed, embedder]
+        if self.journal is not None:
+            arguments += self.told_within(_kind(vector), name)
+        return arguments
+
+    def _written(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
+        """Its expiry in ms and as it is listed, the record, what it is worth, the vector: empty for none."""
+        try:
+            record = encode(entry)
+        except (ValueError, OverflowError) as error:  # a header of its backend that is no UTF-8, say
+            raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
+        placed = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+        # What `repr` says of them, in a fifth of its time.
+        return int(entry.expires * 1000), orjson.dumps(entry.expires), record, orjson.dumps(worth_of(entry)), placed
+
+    def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
+        """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
+        another node: `tell_apart` then comes after the script."""
+        return [] if self.journal is None or self.names.tags else self.journal.command(kind, *names)
+
+    async def tell_apart(self, kind: ChangeKind, *names: str) -> None:
+        if self.journal is not None and self.names.tags:
+            command = self.journal.command(kind, *names)
+            await self.ask(*command)
+
+    async def delete(self, fingerprints: Sequence[str]) -> int:
+        if not fingerprints:
+            return 0
+
+        async def unlink(client: Any) -> int:
+            async with client.pipeline(transaction=True) as pipe:
+                groups = self.names.grouped(fingerprints)
+                for listed, names in groups.items():
+                    pipe.unlink(*map(self.names.entry, names))
+                    pipe.zrem(listed, *names)
+                if self.journal is not None:
+                    self.journal.note(pipe, ChangeKind.VECTORS, *fingerprints)
+                removed = await pipe.execute()
+            return sum(map(int, removed[: 2 * len(groups) : 2]))
+
+        return await self.execute(unlink)
+
+    async def vectors(self) -> AsyncIterator[StoredVector]:
+        async for members in self.listed(SCAN_BATCH):
+            for stored in await self.vectors_of([name.decode() for name, _ in members]):
+                yield stored
+
+    async def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
+        async for members in self.listed(SCAN_BATCH):
+            for name, expires in members:
+                yield name.decode(), expires
+
+    async def listed(self, most: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
+        """All entries with their expiry, in pages of about `most`, within `timeout_s` each; some may come twice."""
+        page: list[tuple[bytes, float]] = []
+        for key in self.names.lists:
+            cursor = 0
+            while True:
+                cursor, members = await self.execute(partial(_scan, key, cursor, most), timeout_s)
+                page += members
+                if len(page) >= most:
+                    yield page
+                    page = []
+                if cursor == 0:
+                    break
+        if page:
+            yield page
+
+    async def vectors_of(self, fingerprints: Sequence[str]) -> list[StoredVector]:
+        async def read(client: Any) -> list[list[bytes | None]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for name in fingerprints:
+                    pipe.hmget(self.names.entry(name), *VECTOR_FIELDS)
+                return list(await pipe.execute())
+
+        rows = await self.execute(read) if fingerprints else []
+        found = (stored_vector(name, row, self._embedder) for name, row in zip(fingerprints, rows, strict=True))
+        return [stored for stored in found if stored is not None]
+
+    async def add_counterexample(self, key: str) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
+                pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
+                if self.journal is not None:
+                    self.journal.note(pipe, ChangeKind.COUNTEREXAMPLE, key)
+                await pipe.execute()
+
+        await self.execute(write)
+
+    async def counterexamples(self) -> list[str]:
+        keys = await self.execute(lambda client: client.zrange(COUNTEREXAMPLES, 0, -1))
+        return [key.decode() for key in keys]
+
+    async def put_learning(self, route: str, snapshot: bytes) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.hset(LEARNING, route, snapshot)
+                pipe.hkeys(LEARNING)
+                _, routes = await pipe.execute()
+            # Which routes still exist only a policy knows, and each gateway has its own: beyond the bound any of the
+            # others goes, and is saved again where it is in use.
+            surplus = [name for name in routes if name != route.encode()][: max(0, len(routes) - MAX_ROUTES)]
+            if surplus:
+                await client.hdel(LEARNING, *surplus)
+
+        await self.execute(write)
+
+    async def learning(self, route: str) -> bytes | None:
+        kept: bytes | None = await self.execute(lambda client: client.hget(LEARNING, route))
+        return kept
+
+    async def stats(self) -> StoreStats:
+        async def read(client: Any) -> StoreStats:
+            async with client.pipeline(transaction=False) as pipe:
+                for key in self.names.lists:
+                    pipe.zremrangebyscore(key, "-inf", self._clock.wall())
+                    pipe.zcard(key)
+                counts = await pipe.execute()
+            return StoreStats(sum(counts[1::2]), await used_memory(client))
+
+        return await self.execute(read)
+
+    async def close(self) -> None:
+        await self._guard.close()
+
+
+def _kind(vector: Vector | None) -> ChangeKind:
+    """Of a put."""
+    return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
+
+
+async def _scan(key: str, cursor: int, most: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
+    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=most)
+    return found
+
+
+def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
+    """`VECTOR_FIELDS` of an entry as a vector; None where there is none, or none of the `current` embedder, or one
+    that cannot be read: it must not keep the index from all others."""
+    scope, expires, *pairs = row
+    vector = next((made for by, made in zip(pairs[::2], pairs[1::2], strict=True) if by == current), None)
+    if not vector or scope is None or expires is None:
+        return None
+    try:
+        values = np.frombuffer(vector, dtype="<f4").astype(np.float32)
+        return StoredVector(name, scope.decode(), values, float(expires))
+    except ValueError:  # UnicodeDecodeError included
+        LOG.warning("a stored vector is unreadable", extra={"fields": {"fingerprint": name}})
+        return None

@@ -1,0 +1,162 @@
+"""How the store's server is asked: within a time limit, behind one breaker, by the shortest way that there is to it.
+
+One server, also one that sentinels name, is asked over a `Line` by what requests wait for; redis-py asks for all else,
+and a cluster, whose slots lie on many servers, for everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from gateway.adapters.redis.cluster import Cluster, doubt
+from gateway.adapters.redis.connection import Word
+from gateway.adapters.redis.reconnecting import Line
+from gateway.circuit_breaker import Breaker, State
+from gateway.errors import StoreUnavailable
+from gateway.ports import Clock
+
+LOG = logging.getLogger("nearhit.store")
+# Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
+FAILURES = 5
+COOLDOWN_S = 1.0
+# Operations of redis-py at once, each on a connection of its own; what comes beyond waits, within its time limit. At a
+# millisecond each that is more than one process can ask for, and a burst opens no more connections than it can in that
+# time.
+MAX_CONNECTIONS = 16
+T = TypeVar("T")
+
+
+class Script:
+    """Lua that the server knows by its digest once it has run."""
+
+    __slots__ = ("digest", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class Guard:
+    """`timeout_s`: of an operation that names none of its own. Whatever fails is `StoreUnavailable`."""
+
+    def __init__(self, client: Any, timeout_s: float, clock: Clock) -> None:
+        self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
+        self._line = None if isinstance(client, Cluster) else Line(client, timeout_s)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._breaker = Breaker(FAILURES, COOLDOWN_S)
+        self._away_since: float | None = None  # as the log has been told
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    @property
+    def breaker(self) -> State:
+        return self._breaker.state(self._clock.monotonic())
+
+    async def ask(self, *words: Word, timeout_s: float | None = None) -> Any:
+        """The reply of a command, as the server gives it."""
+        if self._line is None:
+            return await self.execute(lambda client: client.execute_command(*words), timeout_s)
+        self._admit()
+        try:
+            reply = await self._line.ask(words, timeout_s or self._timeout_s)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from None
+        self._breaker.succeeded()
+        return reply
+
+    async def ask_packed(self, command: bytes) -> Any:
+        """As `ask`, of a command as it goes over the wire, to one server. None where the server does not know the
+        script that it names."""
+        assert self._line is not None
+        self._admit()
+        try:
+            reply = await self._line.ask(command, self._timeout_s)
+        except NoScriptError:
+            reply = None  # it answers
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from None
+        self._breaker.succeeded()
+        return reply
+
+    async def look(self, *words: Word, timeout_s: float) -> Any:
+        """As `ask`, beside the breaker: for what is asked all the time, and would take the probe that tells whether the
+        store is back from a request."""
+        try:
+            if self._line is not None:
+                return await self._line.ask(words, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._client.execute_command(*words)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
+
+    async def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Word], timeout_s: float | None = None
+    ) -> Any:
+        """What a script returns. In a cluster all of its keys lie in one slot."""
+        if self._line is None:
+            words = (len(keys), *keys, *arguments)
+            return await self.execute(lambda client: _run(client, script, words), timeout_s)
+        self._admit()
+        limit = timeout_s or self._timeout_s
+        try:
+            try:
+                reply = await self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), limit)
+            except NoScriptError:  # a server that was started anew
+                reply = await self._line.ask(("EVAL", script.text, len(keys), *keys, *arguments), limit)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from None
+        self._breaker.succeeded()
+        return reply
+
+    async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """Runs `operation`, which is given redis-py's client."""
+        self._admit()
+        try:
+            async with asyncio.timeout(timeout_s or self._timeout_s), self._places:
+                result = await operation(self._client)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise self._failed(error) from None
+        self._breaker.succeeded()
+        return result
+
+    async def close(self) -> None:
+        if self._line is not None:
+            await self._line.close()
+        await self._client.aclose()
+
+    def _admit(self) -> None:
+        if self._away_since is not None and self._breaker.failures == 0:
+            away_s = round(self._clock.monotonic() - self._away_since, 3)
+            self._away_since = None
+            LOG.warning("the store is back", extra={"fields": {"away_s": away_s}})
+        if not self._breaker.allow(self._clock.monotonic()):
+            raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
+
+    def _failed(self, error: Exception) -> StoreUnavailable:
+        if isinstance(error, ResponseError):  # full, read-only, ...: it answers, and may well answer the next one
+            self._breaker.succeeded()
+            return StoreUnavailable(f"the store refused: {error}"[:300])
+        if isinstance(error, TimeoutError):
+            doubt(self._client)
+        failed, now = f"the store failed: {type(error).__name__}: {error}"[:300], self._clock.monotonic()
+        self._breaker.failed(now)
+        if self._away_since is None and self._breaker.failures >= FAILURES:
+            self._away_since = now
+            LOG.warning(
+                "the store is away: until it is back, what is not in memory is a miss",
+                extra={"fields": {"error": failed}},
+            )
+        return StoreUnavailable(failed)
+
+
+async def _run(client: Any, script: Script, words: Sequence[Word]) -> Any:
+    try:
+        return await client.evalsha(script.digest, *words)
+    except NoScriptError:
+        return await client.eval(script.text, *words)

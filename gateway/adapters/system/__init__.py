@@ -1,0 +1,1 @@
+"""This machine and its network: clock, processes, files, TLS, outgoing webhooks and telemetry."""

@@ -1,0 +1,84 @@
+"""Where a webhook may go. Pure: names are resolved, and this is asked again of every address, where the connection is
+made (`gateway.adapters.system.webhook_client`)."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
+
+MAX_URL = 2048
+# IPv6 addresses that stand for IPv4 ones, which are looked at in their place: NAT64 (RFC 6052), IPv4-compatible.
+NAT64 = IPv6Network("64:ff9b::/96")
+COMPATIBLE = IPv6Network("::/96")
+# Registered for other things than the public Internet, and taken for global by some of Python's tables.
+ELSEWHERE = tuple(IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10", "2001:db8::/32", "5f00::/16", "100::/64"))
+
+
+class TargetRefused(ValueError):
+    """One sentence for who named the target."""
+
+
+def check_url(url: object, allowed: frozenset[str], setting: str = "jobs.webhook_hosts") -> str:
+    """`url` itself. `allowed`: hosts, as `host` or `host:port`, that may be private and asked by plain http: those of
+    `setting`.
+
+    Raises `TargetRefused`."""
+    if not isinstance(url, str) or not url or len(url) > MAX_URL or not url.isascii() or not url.isprintable():
+        raise TargetRefused(f"expected a URL such as https://app.example/hook of at most {MAX_URL} characters")
+    if " " in url or "\\" in url:
+        raise TargetRefused("a URL has neither spaces nor backslashes")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise TargetRefused("it cannot be read as a URL") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise TargetRefused("expected a URL such as https://app.example/hook")
+    if parts.username is not None or parts.password is not None:
+        raise TargetRefused("expected no user and no password in it")
+    if permitted(host, port or (443 if parts.scheme == "https" else 80), allowed):
+        return url
+    if parts.scheme != "https":
+        raise TargetRefused(f"expected https; {setting} lists hosts that may be asked by http")
+    if _literal(host) is not None and not public(host):
+        raise TargetRefused(f"its address is not one of the public Internet; {setting} lists hosts that may be")
+    return url
+
+
+def permitted(host: str, port: int, allowed: frozenset[str]) -> bool:
+    """Whether the operator has named it."""
+    named = host.lower()
+    bracketed = f"[{named}]" if ":" in named else named
+    return bool({named, bracketed, f"{bracketed}:{port}"} & {entry.lower() for entry in allowed})
+
+
+def public(address: str) -> bool:
+    """Whether an IP address, as the system's resolver gives it, is one of the public Internet. What stands for an IPv4
+    address is judged by that."""
+    found = _literal(address)
+    if found is None:
+        return False
+    if isinstance(found, IPv6Address):
+        within = _standing_for(found)
+        if within is not None:
+            return public(str(within))
+        if any(found in net for net in ELSEWHERE) or found.teredo is not None:
+            return False
+    return found.is_global and not found.is_multicast and not found.is_reserved and not found.is_unspecified
+
+
+def _standing_for(address: IPv6Address) -> IPv4Address | None:
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address in NAT64 or (address in COMPATIBLE and int(address) > 1):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def _literal(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host.partition("%")[0])
+    except ValueError:
+        return None

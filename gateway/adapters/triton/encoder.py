@@ -1,0 +1,114 @@
+"""An embedding model on a Triton server: gateways without weights of their own share it, and its GPU.
+
+Text becomes token ids here, and ids become vectors there: what the model read (`Embedding.truncated`, `unreadable`) is
+known to the tokenizer alone, and ONNX and TensorRT graphs take ids. `deploy/triton/models/embedder` is such a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gateway.adapters.onnx.model_files import ModelMissing, sha256_of
+from gateway.adapters.onnx.tokenizer import TextReader
+from gateway.adapters.triton.metadata_cache import Remembered, TritonMemory
+from gateway.adapters.triton.model import Form, Matrix, Row, TritonModel
+from gateway.errors import EmbedderUnavailable, ModelAway, StartFailed
+from gateway.messages import Embedding
+from gateway.ports import Clock
+
+FORM = Form(
+    "embedding model",
+    "sentence_embedding",
+    types=False,
+    log=logging.getLogger("nearhit.embedder"),
+    without="requests are exact hits or misses",
+)
+# What the model is recognised by: short texts from many subjects.
+PROBES = (
+    "How do I reset my password?", "What is the capital of France?", "Write a haiku about rain.",
+    "Translate good morning into German.", "Is my parcel delayed?", "Explain recursion in Python.",
+    "Cancel my subscription, please.", "The patient has a fever and a cough.", "12 * 7 + 3",
+    "Who won the match last night?", "SELECT name FROM users WHERE id = 4", "Recommend a book on gardening.",
+    "Summarise the contract in two sentences.", "My card was charged twice.", "How far away is the moon?",
+    "What should I cook with rice and eggs?",
+)  # fmt: skip
+
+
+class TritonEncoder:
+    """Implements `TextEncoder`. `url`: grpc:// or grpcs://HOST:PORT. `tokenizer`: the model's tokenizer.json.
+    `timeout_s`: of one call of `encode`, seconds.
+
+    Made, it asks the server for the model. What that is, is kept in `data_dir`, and holds at a later start for which
+    the server is away. Raises `ModelMissing` without the tokenizer, `StartFailed` where the server does not answer and
+    never has, or the model is another than one of ids to sentence embeddings.
+    """
+
+    def __init__(
+        self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock, data_dir: Path | None = None
+    ) -> None:
+        self._reader, read_by = reader_of(tokenizer)
+        memory = None if data_dir is None else TritonMemory(data_dir, FORM.kind, url, model, read_by)
+        known = None if memory is None else memory.recall()
+        described = None if known is None else known.described
+        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=described, finished=_unit)
+        probes = [Row(self._reader.read(text).ids) for text in PROBES]
+        if known is None or not self._model.away:
+            vectors = self._model.probed(probes)
+            known = Remembered(self._model.described, likeness(vectors), vectors.shape[1])
+            if memory is not None:
+                memory.note(known)
+        proof, described = known.proof, self._model.described
+        self._model.recognise(probes, lambda found: likeness(found) == proof)
+        self.dimension = known.dimension
+        about = f"{read_by} {described.platform} {self.dimension} {proof}"
+        digest = hashlib.sha256(about.encode()).hexdigest()
+        self.fingerprint = f"{model}/triton-{described.version}/{digest[:12]}"
+
+    def encode(self, texts: Sequence[str]) -> list[Embedding]:
+        """One embedding a text, in order: vectors float32 (dimension,), unit length. `tokens` counts what was read.
+
+        Texts go in one request, or in as few as the model takes. Raises `EmbedderUnavailable`."""
+        if not texts:
+            return []
+        read = [self._reader.read(text) for text in texts]
+        try:
+            vectors = self._model.ask([Row(each.ids) for each in read])
+        except ModelAway as error:
+            raise EmbedderUnavailable(str(error)) from None
+        return [
+            Embedding(vector, len(each.ids), each.truncated, each.unreadable)
+            for vector, each in zip(vectors, read, strict=True)
+        ]
+
+
+def reader_of(tokenizer: Path) -> tuple[TextReader, str]:
+    """And the file's SHA-256. Raises `ModelMissing` or `StartFailed`."""
+    try:
+        return TextReader(tokenizer), sha256_of(tokenizer)
+    except Exception as error:  # the library's own are bare exceptions, also where there is no file
+        if not tokenizer.is_file():
+            raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`") from None
+        raise StartFailed(f"the tokenizer {tokenizer} cannot be read: {error}"[:300]) from None
+
+
+def _unit(vectors: Matrix) -> Matrix:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not lengths.all():
+        raise ModelAway("the embedding model sent vectors of zeros")
+    return np.asarray(vectors / lengths, np.float32)
+
+
+def likeness(vectors: Matrix) -> str:
+    """What is the same for two computations of one model and differs between models: of each row the element that is
+    largest in amount, and its sign.
+
+    Float error of 1e-6 moves none unless two elements are as close as that. Of 16 rows of all-MiniLM-L6-v2 noise as
+    large as int8 makes (cosine 0.993) moves some; tests/adapters/test_triton_encoder.py holds both.
+    """
+    largest = np.abs(vectors).argmax(axis=1)
+    return " ".join(f"{'-' if row[at] < 0 else '+'}{at}" for row, at in zip(vectors, largest, strict=True))

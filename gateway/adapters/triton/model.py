@@ -1,0 +1,206 @@
+"""A model of token ids on a Triton server: its rows, whether it answers, and whether it is the one of the start."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from gateway.adapters.triton.channel import OPTIONS
+from gateway.adapters.triton.metadata_cache import Description
+from gateway.circuit_breaker import Breaker
+from gateway.errors import ModelAway, StartFailed
+from gateway.ports import Clock
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+# Rows are padded to one of these, so that requests of several gateways have the same shape: Triton batches only those.
+LENGTHS = (16, 32, 64, 128, 256)
+START_TIMEOUT_S = 10.0  # of each question at the start: a model that has not run yet takes seconds for its first pass
+FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # of the breaker
+PROVE_S = 60.0  # how long answers are trusted to be of the model of the start, without a failure in between
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`types`: one a token, for models that take them; none: all 0."""
+
+    ids: Sequence[int]
+    types: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is asked of a model. `kind`: what it is called, such as "embedding model". `output`: float32, one row for
+    each of the request. `without`: what becomes of requests while it is away."""
+
+    kind: str
+    output: str
+    types: bool  # whether it has to take token_type_ids
+    log: logging.Logger
+    without: str
+
+
+class TritonModel:
+    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `ask`, seconds. `finished`: makes of each answer what is
+    used of it; raises `ModelAway`. `known`: what it was at an earlier start. Threads may share it: the client's `infer`
+    is of those that may be called at once.
+
+    Made, it asks the server for the model. Raises `StartFailed` where that has another one, or does not answer and the
+    model is not `known` either; where it is, the model is `away` until it answers as it did then.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        form: Form,
+        *,
+        timeout_s: float,
+        clock: Clock,
+        known: Description | None = None,
+        finished: Callable[[Matrix], Matrix] = lambda given: given,
+    ) -> None:
+        scheme, _, address = url.partition("://")
+        self.place = f"the {form.kind} '{model}' at {url}"
+        self._model = model
+        self._form = form
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._finished = finished
+        self._breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_S)
+        self._state = threading.Lock()  # of the breaker and what the log has
+        self._proving = threading.Lock()
+        self._told = False  # whether the log has it that the model does not answer
+        self._probes: Sequence[Row] = ()
+        self._same: Callable[[Matrix], bool] = lambda _: True
+        self._proved_at = clock.monotonic()
+        self._client = triton.InferenceServerClient(address, ssl=scheme == "grpcs", channel_args=OPTIONS)
+        self.away = False  # at the start
+        try:
+            self.described = self._described()
+        except InferenceServerException as error:
+            if known is None:
+                raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
+            self.described, self.away = known, True
+            self._failed(_said(error))
+
+    def probed(self, probes: Sequence[Row]) -> Matrix:
+        """Its answers at the start. Raises `StartFailed`."""
+        try:
+            return self._asked(probes, self._clock.monotonic() + START_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
+        except ModelAway as error:
+            raise StartFailed(str(error)) from None
+
+    def recognise(self, probes: Sequence[Row], same: Callable[[Matrix], bool]) -> None:
+        """From now on answers count only while those to the probes are of the model of the start."""
+        self._probes, self._same = probes, same
+
+    def ask(self, rows: Sequence[Row]) -> Matrix:
+        """One answer a row, in one request or in as few as the model takes. Raises `ModelAway`."""
+        now = self._clock.monotonic()
+        with self._state:
+            if not self._breaker.allow(now):
+                raise ModelAway(f"{self.place} has failed {FAILURES} times in a row and is left alone")
+        try:
+            self._prove(now)
+            found = self._asked(rows, now + self._timeout_s)
+        except (InferenceServerException, ModelAway) as error:
+            why = _said(error) if isinstance(error, InferenceServerException) else str(error)
+            self._failed(why)
+            raise ModelAway(why) from None
+        with self._state:
+            self._breaker.succeeded()
+            back, self._told = self._told, False
+        if back:
+            self._form.log.info(f"the {self._form.kind} answers again", extra={"fields": {"model": self._model}})
+        return found
+
+    def _failed(self, why: str) -> None:
+        now = self._clock.monotonic()
+        with self._state:
+            self._breaker.failed(now)
+            self._proved_at = now - PROVE_S  # a server that went away may come back with another model
+            told, self._told = self._told, True
+        if not told:
+            self._form.log.warning(
+                f"the {self._form.kind} does not answer: {self._form.without} until it does",
+                extra={"fields": {"model": self._model, "error": why}},
+            )
+
+    def _described(self) -> Description:
+        """Raises `StartFailed` for another kind of model, and what the client raises."""
+        about = self._client.get_model_metadata(self._model, client_timeout=START_TIMEOUT_S)
+        config = self._client.get_model_config(self._model, client_timeout=START_TIMEOUT_S).config
+        inputs = {each.name: each.datatype for each in about.inputs}
+        outputs = {each.name: each.datatype for each in about.outputs}
+        wanted = {IDS, MASK} | ({TYPES} if self._form.types else set())
+        fits = wanted <= inputs.keys() <= {IDS, MASK, TYPES} and set(inputs.values()) == {"INT64"}
+        if not fits or outputs.get(self._form.output) != "FP32":
+            types = f", {MASK} and {TYPES}" if self._form.types else f" and {MASK} ({TYPES} too, if need be)"
+            raise StartFailed(
+                f"{self.place} has inputs {_listed(inputs)} and outputs {_listed(outputs)}, expected INT64 "
+                f"{IDS}{types} and FP32 {self._form.output}"
+            )
+        version = max(about.versions, key=int)  # Triton's versions are numbers
+        return Description(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
+
+    def _prove(self, now: float) -> None:
+        """That the model is still the one of the start: its name and version say nothing of its file."""
+        with self._proving:
+            if now - self._proved_at < PROVE_S:
+                return
+            if not self._same(self._asked(self._probes, self._clock.monotonic() + self._timeout_s)):
+                raise ModelAway(
+                    f"{self.place} is another model than at the start, expected that one, or a restart of the gateway"
+                )
+            self._proved_at = now
+
+    def _asked(self, rows: Sequence[Row], deadline: float) -> Matrix:
+        step = self.described.rows or len(rows)
+        found = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
+        if not np.isfinite(found).all():
+            raise ModelAway(f"{self.place} sent {self._form.output} that is not finite")
+        return self._finished(found)
+
+    def _infer(self, rows: Sequence[Row], deadline: float) -> Matrix:
+        """The version is pinned: another one is another model."""
+        longest = max(len(each.ids) for each in rows)
+        given = {IDS: np.zeros((len(rows), next(length for length in LENGTHS if length >= longest)), np.int64)}
+        given[MASK], given[TYPES] = np.zeros_like(given[IDS]), np.zeros_like(given[IDS])
+        for at, row in enumerate(rows):
+            given[IDS][at, : len(row.ids)] = row.ids
+            given[MASK][at, : len(row.ids)] = 1
+            given[TYPES][at, : len(row.types)] = row.types
+        inputs = []
+        for name in self.described.inputs:
+            tensor = triton.InferInput(name, given[name].shape, "INT64")
+            tensor.set_data_from_numpy(given[name])
+            inputs.append(tensor)
+        left = deadline - self._clock.monotonic()
+        if left <= 0:
+            raise ModelAway(f"{self.place} sent no answer within {self._timeout_s:g} s")
+        result = self._client.infer(self._model, inputs, model_version=self.described.version, client_timeout=left)
+        found = result.as_numpy(self._form.output)
+        if found is None or found.ndim != 2 or found.shape[0] != len(rows):
+            raise ModelAway(f"{self.place} sent no {self._form.output} of {len(rows)} rows")
+        return np.asarray(found, np.float32)
+
+
+def _said(error: InferenceServerException) -> str:
+    """Its words name models, shapes and addresses; no text has left this process."""
+    status = re.sub(r"^StatusCode\.", "", str(error.status() or ""))
+    return f"{status} {error.message()}".strip()[:200]
+
+
+def _listed(tensors: dict[str, str]) -> str:
+    return ", ".join(f"{kind} {name}" for name, kind in sorted(tensors.items())) or "none"

@@ -1,0 +1,275 @@
+"""What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway.body_streams import AtHand
+from gateway.config.policy.model import Route, Target
+from gateway.context import RequestContext
+from gateway.credentials import ANONYMOUS
+from gateway.dialects.known import dialect_of
+from gateway.errors import BadRequest
+from gateway.limits import Limits
+from gateway.messages import Call, Embedding
+from gateway.ports import Clock
+from gateway.routing.latency_forecast import Outlook
+from gateway.routing.tier_controller import rule_of
+from gateway.routing.tier_selection import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is decided before anything is sent."""
+
+    route: str
+    file: str  # where the rule is written
+    line: int
+    operation: str
+    tenant: str
+    share: str
+    scope: str
+    fingerprint: str
+    exact: str
+    semantic: str
+    question_tokens: int | None
+    complexity: float | None
+    thresholds: tuple[float, ...]
+    backend: str
+    tier: str | None
+    fallbacks: tuple[str, ...]
+    reason: str
+    late: bool  # no backend is predicted to keep the latency budget
+    rule: str = ""  # what the thresholds come from where they follow the traffic, as the policy has it
+    to_hold_share: bool = False  # sent otherwise than the threshold says, so that `large_share` holds
+    tiers: tuple[str, ...] = ()  # lightest first, with the parts of those whose calls are divided
+    tried_first: str | None = None  # the backend whose answer is checked before the others are asked
+    trial_skipped: bool = False  # nobody is tried first, for want of time
+    cascade: str | None = None
+    shadow: str | None = None
+    limits: tuple[str, ...] = ()  # of the route; whether there is room within them is not asked
+    if_late: str | None = None  # what becomes of the request where nobody is in time
+    budgets: Mapping[str, Any] | None = None  # what is left of them, in seconds, as `Remaining`; None: no budget
+    outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
+    steps: Sequence[tuple[str, str]] = ()  # name and reason of each, outermost first, as `pipeline.steps_of`
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def steps_as_text(self) -> str:
+        width = max(len(name) for name, _ in self.steps)
+        return "\n".join(f"{name:<{width}}  {reason}" for name, reason in self.steps)
+
+    def as_text(self) -> str:
+        shown = {
+            "route": f"{self.route} ({self.file}:{self.line})",
+            "operation": self.operation,
+            "tenant": f"{self.tenant}, answers shared by {self.share}",
+            "scope": self.scope or "none",
+            "fingerprint": self.fingerprint or "none",
+            "exact cache": self.exact,
+            "semantic cache": self.semantic,
+            "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
+            **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
+            **self._tried(),
+            "backend": f"{self.backend} ({self.reason}{self._against()})",
+            "then": ", ".join(self.fallbacks) or "nobody",
+            **({} if self.shadow is None else {"shadow": self.shadow}),
+            **({"limits": f"{'; '.join(self.limits)} (what is left of them is not asked here)"} if self.limits else {}),
+            **self._predicted(),
+        }
+        width = max(map(len, shown))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
+
+    def _against(self) -> str:
+        if not self.thresholds:
+            return ""
+        above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
+        escalates = f"escalates above {above}" if self.thresholds[0] >= 0 else "escalates all"
+        if not self.rule:
+            return f", {escalates}"
+        held = ", otherwise here so that the share holds" if self.to_hold_share else ""
+        return f", {escalates} {'at a start' if self.outlook is None else 'now'}, by {self.rule}{held}"
+
+    def _tried(self) -> dict[str, str]:
+        if self.tried_first is not None:
+            return {"tried first": f"{self.tried_first} ({self.cascade})"}
+        return {"tried first": "nobody, for want of time"} if self.trial_skipped else {}
+
+    def _predicted(self) -> dict[str, str]:
+        left = _left(self.budgets)
+        if self.outlook is None:
+            return (
+                {"budgets left": f"{left} (what backends take only a running gateway knows: --admin)"} if left else {}
+            )
+        shown = {
+            "budgets left": left or "none given",
+            "asked of predictions": f"{self.outlook['confidence']:.0%} confidence",
+        }
+        for name, prediction in self.outlook["backends"].items():
+            shown[f"predicted, {name}"] = "nothing recent is known" if prediction is None else _seconds(prediction)
+        return shown | ({"in time": f"nobody, by these predictions: {self.if_late}"} if self.late else {})
+
+
+LATE = {
+    "soonest": "who is least late is asked",
+    "light": "the lightest is asked",
+    "stale": "an exact answer past its time is served if there is one, otherwise who is least late is asked",
+    "refuse": "refused with 504, nobody is asked",
+}
+
+
+def _left(budgets: Mapping[str, Any] | None) -> str:
+    given = {} if budgets is None else {name: left for name, left in budgets.items() if left is not None}
+    return ", ".join(f"{name.removesuffix('_s')} {left:.3g} s" for name, left in given.items())
+
+
+def _seconds(prediction: Mapping[str, float]) -> str:
+    if prediction["tpot_s"] == 0:
+        return f"at most {prediction['total_s']:.3g} s"
+    return "at most {total_s:.3g} s, {ttft_s:.3g} s to the first token, {tpot_s:.3g} s for each one after it".format(
+        **prediction
+    )
+
+
+def request_of(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
+    """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
+    `BadRequest`."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where}: expected an object: a request body, or {{path, headers, body}}")
+    # A bare body is what people have at hand; a wrapped one says where it goes and with what.
+    wrapped = value if isinstance(value.get("body"), dict) else {"body": value}
+    headers = wrapped.get("headers", {})
+    if not isinstance(headers, dict):
+        raise BadRequest(f"{where}: headers: expected an object of names and values")
+    request = RequestContext(
+        request_id="explain",
+        method="POST",
+        path=str(wrapped.get("path", "/v1/chat/completions")),
+        query="",
+        headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
+        body_source=AtHand(),
+        clock=clock,
+        tenant=str(wrapped.get("tenant", ANONYMOUS)),
+    )
+    request.body = orjson.dumps(wrapped["body"])
+    dialect = dialect_of(request.method, request.path)
+    if dialect is None:
+        raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
+    return request, dialect.parse(request.path, request.body, request.headers)
+
+
+def explanation_of(
+    request: RequestContext,
+    call: Call,
+    route: Route,
+    decision: Decision,
+    outlook: Outlook | None,
+    steps: Sequence[tuple[str, str]],
+) -> Explanation:
+    """`request`: filled in by its route and the decision. `outlook` None: no latencies are known. `steps`: of the
+    route's pipeline."""
+    bounded, embedding = request.outlook, request.embedding
+    return Explanation(
+        route=route.name,
+        file=route.file,
+        line=route.line,
+        operation=call.operation,
+        tenant=request.tenant,
+        share=route.share,
+        scope=request.scope,
+        fingerprint=request.fingerprint,
+        exact=_exact(route, call),
+        semantic=_semantic(route, call, embedding),
+        question_tokens=None if embedding is None else embedding.tokens,
+        complexity=request.complexity,
+        thresholds=_thresholds(request, route),
+        rule=_rule(route),
+        to_hold_share=_to_hold_share(request, route),
+        backend=decision.backends[0],
+        tier=decision.tier,
+        fallbacks=decision.backends[1:],
+        reason=decision.reason,
+        late=decision.late,
+        tiers=_tiers(route.target),
+        tried_first=decision.trial,
+        trial_skipped=decision.trial_skipped,
+        cascade=_cascade(route.target),
+        shadow=_shadow(route.target),
+        limits=tuple(_limit(rule) for rule in route.limits),
+        if_late=LATE[route.promise.late],
+        budgets=None if bounded is None else asdict(bounded.remaining),
+        outlook=None if outlook is None else outlook.as_json(),
+        steps=steps,
+    )
+
+
+def _exact(route: Route, call: Call) -> str:
+    if route.exact_ttl_s is None:
+        return "off"
+    return f"on, ttl {route.exact_ttl_s:g} s" if call.uncached is None else f"not asked: {call.uncached}"
+
+
+def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
+    if route.semantic is None:
+        return "off"
+    if call.no_question is not None or (embedding is not None and embedding.partial):
+        return f"not asked: {call.no_question or (embedding and embedding.why_partial)}"
+    acceptance = route.semantic.acceptance
+    if acceptance.max_wrong_hits is not None:
+        return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
+    return f"on, min_similarity {acceptance.min_similarity}"
+
+
+def _tiers(target: Target) -> tuple[str, ...]:
+    """Empty where there is one backend and nothing to tell."""
+    shown = [
+        f"{tier.name}: {', '.join(f'{part.backend} {100 * part.share:g}%' for part in tier.parts) or tier.backend}"
+        for tier in target.tiers
+    ]
+    return () if len(shown) == 1 and not target.tiers[0].parts else tuple(shown)
+
+
+def _cascade(target: Target) -> str | None:
+    rule = target.cascade
+    return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
+
+
+def _shadow(target: Target) -> str | None:
+    rule = target.shadow
+    return None if rule is None else f"{rule.backend}, {100 * rule.share:g}% of the misses"
+
+
+def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
+    """Those of the policy, or the one that follows the traffic: without a running gateway, the one of a start."""
+    wish = request.wish
+    return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
+
+
+def _rule(route: Route) -> str:
+    key, value = rule_of(route.target)
+    if isinstance(value, tuple) or key == "escalate_above":
+        return ""
+    return f"{key}: {100 * value:g}%" if key == "large_share" else f"{key}: {value:g}"
+
+
+def _to_hold_share(request: RequestContext, route: Route) -> bool:
+    wish, score = request.wish, request.complexity
+    if wish is None or score is None or route.target.large_share is None:
+        return False
+    return wish.large != (score > wish.threshold)
+
+
+def _limit(rule: Limits) -> str:
+    said = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
+    if rule.concurrency is not None:
+        said.append(f"{rule.concurrency} at once")
+    if rule.large_share is not None:
+        said.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
+    said += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
+    return f"{', '.join(said)} for each {rule.per}" if rule.per != "route" else f"{', '.join(said)} for the route"

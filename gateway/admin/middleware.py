@@ -1,0 +1,225 @@
+"""Who comes in at the admin port, what he may do there, and that it is written down."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from gateway.admin.audit import NOTED, AuditTrail
+from gateway.admin.permissions import ROLES, acts
+from gateway.admin.responses import Handler, json_answer
+from gateway.admin.static_files import is_page
+from gateway.config.units import Address
+from gateway.errors import Forbidden, Refused, TooManyFailures, Unauthorized
+from gateway.key_format import PATTERN
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.roles import LOOPBACK, TOKEN, Actor
+from gateway.steps.auth_throttle import Failures
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+ACTOR = web.RequestKey("actor", Actor)
+Check = Callable[[str], Awaitable[Actor | None]]
+"""Whose credentials these are; None: nobody's that it knows of. Raises `Refused`."""
+
+
+def actor_of(request: web.Request) -> Actor:
+    """Who has come in."""
+    return request[ACTOR]
+
+
+class Entrance:
+    """`token`: the one of the configuration; `checks`: who else may come in. `unlocked`: whoever reaches the port may
+    use it, which is why the configuration then demands loopback."""
+
+    def __init__(
+        self, token: str | None, checks: Sequence[Check], failures: Failures, telemetry: Telemetry, *, unlocked: bool
+    ) -> None:
+        self._token = token
+        self._checks = checks
+        self._failures = failures
+        self._telemetry = telemetry
+        self._unlocked = unlocked
+
+    async def who(self, request: web.Request) -> Actor:
+        """Raises `Unauthorized`, `TooManyFailures`, or what a check raises."""
+        if self._unlocked:
+            return LOOPBACK
+        presented, peer = _presented(request), request.remote or ""
+        if not presented:
+            raise Unauthorized("a bearer token is required")
+        wait_s = self._failures.wait_s(peer)
+        if wait_s is not None:  # before anything is compared: a right guess does not count either
+            self._telemetry.auth_failures.add("admin", "too-many")
+            raise TooManyFailures(retry_after_s=wait_s)
+        try:
+            return await self._known(presented)
+        except Unauthorized:
+            self._failures.failed(peer)
+            self._telemetry.auth_failures.add("admin", "refused")
+            raise
+
+    async def _known(self, presented: bytes) -> Actor:
+        if self._token is not None and hmac.compare_digest(presented, self._token.encode()):
+            return TOKEN
+        text = presented.decode("utf-8", "replace")
+        for check in self._checks:
+            actor = await check(text)
+            if actor is not None:
+                return actor
+        raise Unauthorized("these credentials are not known here: expected a bearer token")
+
+
+class Guard:
+    """`address`: where the port listens; `hosts`: names beside its own address that it may be called by."""
+
+    def __init__(
+        self, address: Address, hosts: Sequence[str], entrance: Entrance, trail: AuditTrail, clock: Clock
+    ) -> None:
+        self._address = address
+        self._hosts = frozenset(hosts)
+        self._entrance = entrance
+        self._trail = trail
+        self._clock = clock
+
+    @web.middleware
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._is_ours(request):
+            return json_answer({"error": "the Host header is not this listener's"}, 403)
+        if is_page(request.path) and request.method in SAFE:
+            return await handler(request)  # it asks for a token itself, and has no figures without
+        endpoint = endpoint_of(request)
+        try:
+            actor = await self._entrance.who(request)
+        except Refused as error:
+            if isinstance(error, Unauthorized | Forbidden) and _presented(request):
+                self._trail.write(self._entry(request, endpoint, None, error.status))
+            return _refusal(error)
+        request[ACTOR], request[NOTED] = actor, {}
+        if request.method not in SAFE and _from_another_site(request):
+            return await self._refused(request, endpoint, actor, "a page of another site sent this")
+        role = ROLES.get(endpoint)
+        unknown = request.match_info.http_exception
+        if unknown is not None:
+            return _nothing_there(request, unknown)
+        if role is None or not actor.role.covers(role):
+            needs = "nobody may do this" if role is None else f"this takes the role {role}"
+            return await self._refused(request, endpoint, actor, f"{needs}, {actor.name} has {actor.role}")
+        if not acts(endpoint):
+            return await handler(request)
+        return await self._followed(request, handler, endpoint, actor)
+
+    async def _followed(
+        self, request: web.Request, handler: Handler, endpoint: str, actor: Actor
+    ) -> web.StreamResponse:
+        """Writes down what became of it, also where it was cut."""
+        status = 0
+        try:
+            response = await handler(request)
+            status = response.status
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            line = None
+            if not request[NOTED].pop("look", False):
+                line = self._trail.write(self._entry(request, endpoint, actor, status))
+        if line is not None:
+            await self._trail.share(line)
+        return response
+
+    async def _refused(self, request: web.Request, endpoint: str, actor: Actor, sentence: str) -> web.StreamResponse:
+        await self._trail.share(self._trail.write(self._entry(request, endpoint, actor, 403)))
+        return json_answer({"error": sentence}, 403)
+
+    def _entry(self, request: web.Request, endpoint: str, actor: Actor | None, status: int) -> dict[str, Any]:
+        # Whoever pastes a key where its id belongs has not written it down for others.
+        named = {name: PATTERN.sub("nh_...", value) for name, value in request.match_info.items()}
+        of = {} if actor is None or not named else {"of": named}
+        return {
+            "at": round(self._clock.wall(), 3),
+            "who": None if actor is None else actor.name,
+            "role": None if actor is None else actor.role,
+            "by": None if actor is None else actor.by,
+            "peer": request.remote or "",
+            "did": endpoint,
+            **of,
+            "status": status or None,
+            "outcome": _outcome(status),
+            **(request.get(NOTED) or {}),
+        }
+
+    def _is_ours(self, request: web.Request) -> bool:
+        """A page of another site that has its name resolved to us (DNS rebinding) sends that name as Host."""
+        transport = request.transport
+        local = transport.get_extra_info("sockname") if transport is not None else None
+        if local is None:
+            return False
+        host, port = local[0], local[1]
+        names = {self._address.host, host} | ({"localhost"} if self._address.loopback else set())
+        bracketed = {f"[{name}]" if ":" in name else name for name in names}
+        if request.host in {f"{name}:{port}" for name in bracketed}:
+            return True
+        return request.host in self._hosts or request.host.rpartition(":")[0] in self._hosts
+
+
+def _nothing_there(request: web.Request, why: web.HTTPException) -> web.Response:
+    """404 or 405, in the shape of all else. Whoever asks a model here has mixed up the ports."""
+    has = f"the admin port has no {request.method[:16]} {request.path[:100]}"
+    answer = json_answer({"error": f"{has}: clients of models ask the data port (server.listen)"}, why.status)
+    if "Allow" in why.headers:
+        answer.headers["Allow"] = why.headers["Allow"]
+    return answer
+
+
+def endpoint_of(request: web.Request) -> str:
+    """Method and path as in `ROLES`; the path of what is not there is not repeated."""
+    resource = request.match_info.route.resource
+    method = "GET" if request.method == "HEAD" else request.method
+    return f"{method[:16]} {'(no such path)' if resource is None else resource.canonical}"
+
+
+def _outcome(status: int) -> str:
+    if status == 0:
+        return "cut"
+    if status in (401, 403, 429):
+        return "refused"
+    return "done" if status < 400 else "failed"
+
+
+def _refusal(error: Refused) -> web.Response:
+    answer = json_answer({"error": error.message}, error.status)
+    if error.status == 401:
+        answer.headers["WWW-Authenticate"] = 'Basic realm="nearhit admin", charset="UTF-8"'
+    if error.retry_after_s is not None:
+        answer.headers["Retry-After"] = str(error.retry_after_s)
+    return answer
+
+
+def _from_another_site(request: web.Request) -> bool:
+    """Browsers say where a request that changes something comes from; whatever else sends one says nothing."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        return True
+    return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+
+def _presented(request: web.Request) -> bytes:
+    """The token as a bearer, or as the password of the dialog that a browser opens. Empty: nothing."""
+    header = request.headers.get("Authorization", "")
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "surrogateescape")  # the bytes that came, text or not
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except ValueError:  # binascii.Error, or what is not even ASCII
+            return b""
+    return b""

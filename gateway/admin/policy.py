@@ -1,0 +1,179 @@
+"""What operators may do with the policy of a gateway that runs: see it, try one, put one in force, take it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.audit import note
+from gateway.admin.budget_warnings import unmet_budgets
+from gateway.admin.middleware import actor_of
+from gateway.admin.policy_manager import PolicyLife, files_of
+from gateway.admin.responses import json_answer
+from gateway.admin.simulation_runner import Trial
+from gateway.admin.stats import Stats
+from gateway.config import Config
+from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.policy.files import checked_name
+from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
+from gateway.config.policy.model import Policy
+from gateway.errors import BadRequest, Refused, TooLarge
+from gateway.parts import Parts
+
+MAX_AUTHOR, MAX_COMMENT = 128, 512
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+class PolicyAdmin:
+    """`described`: what the dashboard says of the policy. `doubts`: what only a gateway that runs can warn of."""
+
+    def __init__(
+        self,
+        life: PolicyLife,
+        policy: Callable[[], Policy],
+        described: Callable[[], dict[str, Any]],
+        doubts: Callable[[], Iterable[Fault]],
+        trial: Trial,
+    ) -> None:
+        self._trial = trial
+        self._life = life
+        self._policy = policy
+        self._described = described
+        self._doubts = doubts
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/admin/policy", _answered(self._shown)),
+            web.post("/admin/policy", _answered(self._apply)),
+            web.post("/admin/policy/validate", _answered(self._validate)),
+            web.post("/admin/simulate", _answered(self._simulate)),
+            web.get("/admin/policy/history", _answered(self._history)),
+            web.get("/admin/policy/history/{version}", _answered(self._version)),
+            web.post("/admin/policy/rollback", _answered(self._roll_back)),
+        ]
+
+    async def _shown(self, request: web.Request) -> web.Response:
+        policy = self._policy()
+        files = [{"name": name, "content": content} for name, content in files_of(policy.texts).items()]
+        budgets = [doubt.as_json() for doubt in self._doubts()]
+        answer = json_answer(
+            {**self._described(), "unmet_budgets": budgets, "editable": self._life.editable, "files": files}
+        )
+        answer.headers["ETag"] = f'"{policy.hash}"'
+        return answer
+
+    async def _validate(self, request: web.Request) -> web.Response:
+        staged = await self._life.validate(_file(request), await _body(request))
+        return json_answer({"ok": True, **staged.as_json()})
+
+    async def _simulate(self, request: web.Request) -> web.Response:
+        staged = await self._life.validate(_file(request), await _body(request))
+        return json_answer(await self._trial.of(self._policy(), staged.policy, request.query.get("traffic")))
+
+    async def _apply(self, request: web.Request) -> web.Response:
+        author = _author(request, "api")
+        file = _file(request)
+        staged, changed = await self._life.apply(file, await _body(request), author, _match(request))
+        note(request, author=author.name, file=file, hash=staged.policy.hash, applied=changed)
+        return json_answer({"ok": True, "applied": changed, **staged.as_json()})
+
+    async def _roll_back(self, request: web.Request) -> web.Response:
+        key = _key(await _body(request))
+        author = _author(request, "rollback")
+        staged, changed = await self._life.roll_back(key, author, _match(request))
+        note(request, author=author.name, hash=staged.policy.hash, applied=changed)
+        return json_answer({"ok": True, "applied": changed, **staged.as_json()})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        limit = request.query.get("limit", str(MAX_VERSIONS))
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= MAX_VERSIONS:
+            raise BadRequest(f"limit: expected a whole number from 1 to {MAX_VERSIONS}")
+        return json_answer({"hash": self._policy().hash, "versions": self._life.history.outlines(int(limit))})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        version = await asyncio.to_thread(self._life.version, request.match_info["version"])
+        return json_answer(version.as_json())
+
+
+def _author(request: web.Request, via: str) -> Author:
+    """The header says who it is, unless that is known: then it says on whose behalf."""
+    actor, said = actor_of(request), _said(request, AUTHOR, MAX_AUTHOR)
+    known = actor.by in ("key", "oidc")
+    name = f"{said} ({actor.name})" if said and known else said or actor.name
+    return Author(name[:MAX_AUTHOR], via, _said(request, COMMENT, MAX_COMMENT))
+
+
+def _said(request: web.Request, header: str, longest: int) -> str:
+    value = request.headers.get(header, "").strip()
+    if len(value) > longest or not value.isprintable():
+        raise BadRequest(f"the header {header}: expected at most {longest} printable characters")
+    return value
+
+
+def _file(request: web.Request) -> str | None:
+    name = request.query.get("file")
+    return None if name is None else checked_name(name)
+
+
+def _match(request: web.Request) -> str | None:
+    """Of `If-Match: "hash"` (RFC 9110 section 13.1.1); `*` is as good as none, since there always is a policy."""
+    value = request.headers.get("If-Match", "").strip()
+    return None if value in ("", "*") else value.removeprefix("W/").strip('"')
+
+
+def _key(body: bytes) -> str | None:
+    """`{"version": 17}`, `{"hash": "..."}`, or nothing."""
+    expected = 'expected {"version": 17}, {"hash": "..."} or no body, which means the version before the last'
+    if not body.strip():
+        return None
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise BadRequest(f"the body is not JSON: {expected}") from None
+    if not isinstance(value, dict) or value.keys() - {"version", "hash"} or len(value) > 1:
+        raise BadRequest(f"the body is something else: {expected}")
+    given = next(iter(value.values()), None)
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int | str)):
+        raise BadRequest(f"the body is something else: {expected}")
+    return None if given is None else str(given)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise TooLarge("the body is larger than 1 MiB: expected one policy file") from None
+
+
+def _answered(handler: Handler) -> Handler:
+    """Refusals as JSON: one sentence, or every fault."""
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return await handler(request)
+        except ConfigInvalid as invalid:
+            faults = [fault.as_json() for fault in invalid.faults]
+            count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+            return json_answer({"ok": False, "error": f"the policy has {count}", "faults": faults}, 422)
+        except Refused as error:
+            return json_answer({"ok": False, "error": error.message}, error.status)
+
+    return answer
+
+
+def policy_admin_of(
+    config: Config, parts: Parts, life: PolicyLife, policy: Callable[[], Policy], stats: Stats
+) -> PolicyAdmin:
+    """`policy` returns the one in force."""
+    spaces, telemetry = parts.spaces, parts.telemetry  # the parts themselves would keep a former space in memory
+    return PolicyAdmin(
+        life,
+        policy,
+        lambda: stats.report()["policy"],
+        lambda: unmet_budgets(policy(), telemetry),
+        Trial(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
+    )

@@ -1,0 +1,155 @@
+"""Runs the expectations of a policy: what it would do with each request, decided as ever and sent to nobody.
+
+The outcome depends on the policy and the names of backends alone: complexity is judged by the text without a vector
+(or given), no latency is known, no backend is busy, and routes have learnt nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gateway.admin.explanation import request_of
+from gateway.config.errors import Fault
+from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.tests import Expectation
+from gateway.context import RequestContext
+from gateway.credentials import ANONYMOUS
+from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.known import dialect_of
+from gateway.errors import BadRequest
+from gateway.messages import Bypass, Call
+from gateway.observability.telemetry import Telemetry
+from gateway.routing.backend_choice import Deciding, Scorer
+from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.latency_promises import Promises
+from gateway.routing.selection import AdapterTraits, Signals, select
+from gateway.routing.tier_learning import Escalations
+from gateway.steps.parse_and_route import apply_route
+from gateway.upstream.latency import Asked, Prediction
+
+MAX_S = 5.0  # of all expectations of a policy: a swap waits for them
+
+
+class Still:
+    """A clock that stands: no budget runs out while a slow machine thinks."""
+
+    def wall(self) -> float:
+        return 0.0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(AdapterTraits):
+    """A backend of which nothing is known but its adapter."""
+
+    def wait_s(self, request: RequestContext) -> float:
+        return 0.0
+
+    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The complexity that the expectation states."""
+
+    complexity: float
+
+    def score(self, text: str, max_tokens: int | None, vector: Any) -> float:
+        return self.complexity
+
+
+class Rehearsal:
+    """Of one policy. `adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
+
+    def __init__(self, policy: Policy, adapters: Mapping[str, str]) -> None:
+        self._policy = policy
+        members = {name for route in policy.routes for name in route.target.members}
+        self._pools = {name: Idle(adapters.get(name, "openai")) for name in members}
+
+    @cached_property
+    def _by_text(self) -> ComplexityModel:
+        return ComplexityModel(load_weights(), "none")
+
+    def faults(self, expectation: Expectation) -> Iterator[Fault]:
+        """What is otherwise than expected."""
+        try:
+            found, score = self._outcome(expectation)
+        except BadRequest as error:
+            yield expectation.fault("", f"is no request: {error.message}")
+            return
+        by = f", complexity {score:.2f}" if score is not None else ""
+        for key, wanted in expectation.expect.items():
+            if found[key] != wanted:
+                what = found[key] or "none: there is one backend"
+                context = f"route {found['route']!r}{by}" if key != "route" else "by the rules' match"
+                yield expectation.fault(key, f"expected {wanted}, got {what} ({context})")
+
+    def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
+        """Key of `expect` -> what becomes of the request; its complexity, where it was judged. Raises `BadRequest`."""
+        if dialect_of("POST", expectation.path) is None:
+            return self._passed_through(expectation), None
+        given = {"path": expectation.path, "body": expectation.body, "headers": expectation.headers}
+        wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
+        request, call = request_of(wrapped, Still(), "the request")
+        route = self._policy.match(request.path, call.model, request.tenant, request.headers)
+        apply_route(request, call, route)
+        scorer: Scorer = self._by_text if expectation.complexity is None else Given(expectation.complexity)
+        clock, telemetry = Still(), Telemetry()
+        promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
+        decision = Deciding(route, self._pools, promises, escalations, clock, scorer, _first).decide(request)
+        found = {
+            "route": route.name,
+            "backend": decision.backends[0],
+            "tier": decision.tier or "",
+            "cache": _cache(request, call, route),
+            "share": route.share,
+        }
+        return found, request.complexity
+
+    def _passed_through(self, expectation: Expectation) -> Mapping[str, str]:
+        tenant = expectation.tenant or ANONYMOUS
+        route = self._policy.match(expectation.path, "", tenant, expectation.headers)
+        signals = Signals(None, speaks_anthropic(expectation.headers))
+        backend = select(route.target, self._pools, signals, route.promise.late).backends[0]
+        cache = str(Bypass.PASS_THROUGH)
+        return {"route": route.name, "backend": backend, "tier": "", "cache": cache, "share": route.share}
+
+
+def disappointments(
+    policy: Policy, adapters: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+) -> tuple[Fault, ...]:
+    """Every expectation that does not hold. `clock`: seconds; beyond `MAX_S` the rest is a fault of its own."""
+    rehearsal, faults, until = Rehearsal(policy, adapters), list[Fault](), clock() + MAX_S
+    for expectation in policy.expectations:
+        if clock() > until:
+            message = f"the tests take more than {MAX_S:g} s together, expected fewer or shorter ones"
+            return (*faults, expectation.fault("", message))
+        faults += rehearsal.faults(expectation)
+    return tuple(faults)
+
+
+def _first() -> float:
+    """Of parts the first one, for requests that belong to no conversation."""
+    return 0.0
+
+
+def _cache(request: RequestContext, call: Call, route: Route) -> str:
+    """Which caches are asked; in the order in which the steps look."""
+    if not route.caches:
+        return "off"
+    if call.uncached is not None:
+        return str(call.uncached)
+    if request.directives.no_store:
+        return str(Bypass.NO_STORE)
+    if request.directives.no_cache:
+        return str(Bypass.NO_CACHE)
+    if route.semantic is not None and call.no_question is None:
+        return "semantic"
+    return "exact" if route.exact_ttl_s is not None else str(call.no_question)

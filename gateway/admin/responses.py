@@ -1,0 +1,72 @@
+"""How the admin port answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import ValidationError
+
+from gateway.config.validation import Section, complaints
+from gateway.errors import BadRequest, Refused, StoreUnavailable, TooLarge
+
+S = TypeVar("S", bound=Section)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+def json_answer(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)
+
+
+def asked_number(request: web.Request, name: str, default: int, most: int) -> int:
+    """A whole number from 1 to `most` of the query. Raises `BadRequest`."""
+    given = request.query.get(name, str(default))
+    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= most:
+        raise BadRequest(f"{name}: expected a whole number from 1 to {most}")
+    return int(given)
+
+
+def object_of(data: bytes, of: str) -> dict[str, Any]:
+    """`of`: what the body is to be an object of. Raises `BadRequest`."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise BadRequest(f"the body is not JSON: expected an object of {of}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"expected a JSON object of {of}")
+    return value
+
+
+def section_of(kind: type[S], value: dict[str, Any]) -> S:
+    """Raises `BadRequest` with every fault."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in complaints(error)]
+        raise BadRequest("; ".join(faults)) from None
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """Raises `TooLarge`."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise TooLarge("the body is larger than 1 MiB") from None
+
+
+def answered(handler: Handler, done: Callable[[Refused], dict[str, Any]] = lambda _: {}) -> Handler:
+    """Refusals as JSON: one sentence, and what had been `done` before."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except StoreUnavailable as error:
+            asked_only = request.method in ("GET", "HEAD")
+            return json_answer({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
+        except Refused as error:
+            return json_answer({"error": error.message, **done(error)}, error.status)
+
+    return answer

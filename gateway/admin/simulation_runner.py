@@ -1,0 +1,104 @@
+"""Tries a policy on recorded traffic, beside a gateway that runs: in a process of its own, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from gateway.config import Config
+from gateway.config.policy.model import Policy
+from gateway.errors import BadRequest, Refused
+from gateway.steps.traffic_log.reader import TrafficUnreadable
+from gateway.tools.simulation.worker_process import Job, job_of
+
+WINDOW = re.compile(r"last-\d{1,6}[smhd]", re.ASCII)
+DEFAULT_WINDOW = "last-24h"
+
+
+class TrialRunning(Refused):
+    """One at a time: it takes a core."""
+
+    status = 503
+    kind = "simulation_running"
+
+
+class TrialTooLong(Refused):
+    """It was ended."""
+
+    status = 504
+    kind = "simulation_too_long"
+
+
+class TrialFailed(Refused):
+    """The process ended without an answer."""
+
+    status = 500
+    kind = "simulation_failed"
+
+
+class Trial:
+    """`flush` has what was recorded so far written; `embedder` returns the fingerprint of the model in use."""
+
+    def __init__(
+        self,
+        config: Config,
+        flush: Callable[[], Awaitable[None]],
+        embedder: Callable[[], str],
+        wall: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._flush = flush
+        self._embedder = embedder
+        self._wall = wall
+        self._running = False
+
+    async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
+        """What `nearhit simulate --json` says. Raises `BadRequest`, `TrialRunning`, `TrialTooLong`, `TrialFailed`, or
+        `TrafficUnreadable`."""
+        wanted = DEFAULT_WINDOW if window is None else window
+        if WINDOW.fullmatch(wanted) is None:
+            raise BadRequest("traffic: expected a window such as last-24h, last-7d or last-90m")
+        if self._running:
+            raise TrialRunning("a simulation is running already, expected one at a time: try again when it is over")
+        self._running = True
+        try:
+            await self._flush()
+            return await self._said(job_of(self._config, present, new, wanted, self._wall(), self._embedder()))
+        finally:
+            self._running = False
+
+    async def _said(self, job: Job) -> dict[str, Any]:
+        limit_s = self._config.traffic.simulate_timeout
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gateway.tools.simulation.worker_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                output, _ = await process.communicate(job.packed())
+        except TimeoutError:
+            raise TrialTooLong(
+                f"the simulation took longer than {limit_s:.0f} s (traffic.simulate_timeout), expected a shorter window"
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            said: dict[str, Any] = orjson.loads(output)
+        except orjson.JSONDecodeError:
+            raise TrialFailed(f"the simulation ended without an answer (exit code {process.returncode})") from None
+        if not said["ok"]:
+            raise TrafficUnreadable(said["error"])
+        return said

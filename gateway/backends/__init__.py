@@ -1,1 +1,0 @@
-"""A backend as the routes see it: its upstreams, how each fares, which one is asked."""

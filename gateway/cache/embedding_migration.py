@@ -1,0 +1,188 @@
+"""Another embedding model does not empty the semantic cache: what was stored under an older one is embedded anew.
+
+From the stored questions, in the background, one at a time. What has been done is written back to the store, so that a
+restart goes on where this process ended, and joins the index of the model in use. Where lookups still go by the model
+before (gateway/cache/embedder_cutover.py), its vectors stay beside the new ones, and what comes in meanwhile is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gateway.cache.answer_comparer import REST
+from gateway.cache.embedding_spaces import MAX_NEWCOMERS, Spaces
+from gateway.errors import EmbedderUnavailable, StoreUnavailable
+from gateway.messages import Entry, Vector
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock, MigrationStore
+
+LOG = logging.getLogger("nearhit.migration")
+RETRY_S = 2.0
+AWAY = 5  # texts in a row that are not embedded: it is not them
+TRIES = 3  # of a text that the embedder does not answer, and of a pass in which there were some
+
+
+class Migration:
+    """To be run once the index holds what the store has for it, and removals are known."""
+
+    def __init__(
+        self,
+        store: MigrationStore,
+        spaces: Spaces,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._spaces = spaces
+        self._space = spaces.filled
+        self._newcomers = spaces.newcomers
+        self._telemetry = telemetry
+        self._clock = clock
+        self.done = 0  # found by similarity again
+        self.skipped = 0  # unreadable, or not read to its end by this model: exact hits, tried again at the next start
+        self.left = 0
+        self.complete = False
+        self._unanswered = 0  # texts in a row
+        self._failed = 0  # entries of this pass, for reasons that may be over in the next one
+        self._tell()
+
+    async def run(self) -> None:
+        """Returns once every entry has had its turn; what fails is tried again until the store answers to the end."""
+        begun, passes, self.complete = self._clock.monotonic(), 0, False
+        while not self.complete:
+            self._newcomers.overflowed, self._failed = False, 0
+            try:
+                await self._pass()
+                passes += 1
+                self.complete = not self._newcomers.overflowed and (self._failed == 0 or passes >= TRIES)
+            except (StoreUnavailable, EmbedderUnavailable) as error:
+                if isinstance(error, StoreUnavailable):
+                    self._telemetry.store_errors.add()
+                await asyncio.sleep(RETRY_S)
+        if self.done or self.skipped:
+            took = round(self._clock.monotonic() - begun, 3)
+            LOG.info(
+                "stored questions have been embedded anew",
+                extra=_fields(done=self.done, skipped=self.skipped, seconds=took),
+            )
+
+    async def catch_up(self) -> None:
+        """Embeds what has come in meanwhile, at most as much as may wait: what is left then is on its way."""
+        for _ in range(MAX_NEWCOMERS):
+            if not self._newcomers:
+                return
+            await self._newcomer()
+
+    async def follow(self) -> None:
+        """For ever: embeds what requests store that met the model before."""
+        while True:
+            await self._newcomers.some()
+            await self._newcomer()
+
+    async def settle(self) -> None:
+        """Lookups go by the model in use alone: the store need not keep more. Raises `StoreUnavailable`."""
+        await self._store.settle()
+
+    async def _newcomer(self) -> None:
+        fingerprint = self._newcomers.take()
+        try:
+            await self._turn(fingerprint, rest=0.0)
+        except (StoreUnavailable, EmbedderUnavailable):
+            self._newcomers.add(fingerprint)
+            await asyncio.sleep(RETRY_S)
+
+    async def _pass(self) -> None:
+        """Counted first, so that there is a progress to show. What an earlier pass has done is not met again, what it
+        skipped is. Raises `StoreUnavailable`; `EmbedderUnavailable` where that is no matter of single texts."""
+        self.left = self.skipped = 0
+        async for page in self._store.foreign():
+            self.left += len(page)
+        self._tell()
+        if not self.left:
+            return
+        LOG.info(
+            "stored questions are embedded anew: their vectors are another model's",
+            extra=_fields(entries=self.left, embedder=self._space.embedder.fingerprint),
+        )
+        async for page in self._store.foreign():
+            for fingerprint in page:
+                await self._turn(fingerprint)
+        self.left = 0  # what came or went meanwhile
+        self._tell()
+
+    async def _turn(self, fingerprint: str, rest: float = REST) -> None:
+        """Rests as comparisons do, whose texts are embedded one by one like these."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            await self._migrate(fingerprint)
+            self._unanswered = 0
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # one entry must not keep all others; the type alone: a message may quote a prompt
+            LOG.warning("an entry was skipped", extra=_fields(fingerprint=fingerprint, error=type(error).__name__))
+            self.skipped += 1
+            self._failed += 1
+            self._unanswered += isinstance(error, EmbedderUnavailable)
+            if self._unanswered == AWAY:
+                self._unanswered = 0
+                raise EmbedderUnavailable("it has not embedded a number of texts in a row") from None
+        self.left = max(0, self.left - 1)
+        self._tell()
+        await asyncio.sleep(rest * (loop.time() - begun))
+
+    async def _migrate(self, fingerprint: str) -> None:
+        found = await self._store.read(fingerprint)
+        if found is None:  # gone since it was listed
+            return
+        vector = await self._embedded(found.entry)
+        if found.entry is None or vector is None:
+            self.skipped += 1
+        elif self._space.store.banned(found.entry, vector):
+            await self._remove(fingerprint)
+        elif await self._store.replace(fingerprint, found.version, vector, self._keep()):
+            await self._space.index.add(fingerprint, found.entry.scope, vector, found.entry.expires)
+            self.done += await self._settled(found.entry, vector)
+
+    def _keep(self) -> str:
+        """The embedder that lookups still go by: a restart needs its vectors."""
+        return "" if self._spaces.coming is None else self._spaces.serving.embedder.fingerprint
+
+    async def _settled(self, entry: Entry, vector: Vector) -> bool:
+        """Who removed it just now may have looked into the index before it was there, or into the store before it had
+        a vector to be found by. False: it was removed."""
+        if self._space.store.banned(entry, vector):
+            await self._remove(entry.fingerprint)
+            return False
+        if not await self._space.store.vectors_of([entry.fingerprint]):
+            await self._space.index.remove([entry.fingerprint])
+            return False
+        return True
+
+    async def _remove(self, fingerprint: str) -> None:
+        await self._space.store.delete([fingerprint])
+        await self._spaces.forget([fingerprint])
+
+    async def _embedded(self, entry: Entry | None) -> Vector | None:
+        """None where the vector would not stand for the whole question. Raises `EmbedderUnavailable`."""
+        if entry is None or entry.question is None:
+            return None
+        for tries_left in reversed(range(TRIES)):
+            try:
+                embedding = await self._space.embedder.embed(entry.question)
+                return None if embedding.partial else embedding.vector
+            except EmbedderUnavailable:
+                if tries_left == 0:
+                    raise
+                await asyncio.sleep(RETRY_S)
+        return None
+
+    def _tell(self) -> None:
+        gauge = self._telemetry.migration_entries
+        for state, count in (("done", self.done), ("left", self.left), ("skipped", self.skipped)):
+            gauge.set(state, value=count)
+
+
+def _fields(**fields: object) -> dict[str, object]:
+    return {"fields": fields}

@@ -1,0 +1,162 @@
+"""What a route makes of two prompts, and why: a judgement with everything that led to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gateway.cache.judgement import Judged
+from gateway.messages import Bypass, Refusal
+from gateway.ports import Acceptance, Opinion
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPair:
+    """`reason` None: the stored answer may be served. Similarity, floor and probabilities are in [0, 1]."""
+
+    route: str
+    promise: str  # what the route's policy demands of a hit
+    verifier: str  # its basis
+    similarity: float
+    floor: float  # the similarity below which no neighbour is read
+    features: dict[str, float]  # those that set the two apart, by name
+    opinion: float | None  # the verifier's first score; None: similarity alone decides
+    opinion_probability: float | None  # that goes with it, by the verifier's own calibration
+    gray: bool  # too near the threshold for the first opinion alone
+    second_opinion: float | None  # the score of the dearer look; None: not asked, or none to give
+    framed: bool  # two prompts of one frame, as programs make them: what varies in it was compared
+    evidence_shift: float  # how far labels near the question that is asked move the score
+    labels: int  # labelled lookups that the route has learnt from
+    score: float
+    threshold: float
+    probability: float | None  # that the stored answer is right, by the route's own labels
+    veto: str | None
+    doubt: str | None
+    served: bool
+    reason: str | None  # a member of Refusal or Bypass
+    why: str  # the decision in a sentence
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ExplainedPair:
+        """The opposite of `as_json`; what it does not know is left out. Raises ValueError where something is missing
+        or is of another type."""
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in value]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is missing")
+        pair = cls(**{name: value[name] for name in names})
+        try:
+            pair.as_text()
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+        return pair
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_text(self) -> str:
+        shown = {
+            "route": f"{self.route}, {self.promise}, {self._learnt()}",
+            "verifier": self.verifier,
+            "similarity": f"{self.similarity:.4f}, read from {self.floor:.2f}",
+            "features": ", ".join(f"{name} {value:.3g}" for name, value in self.features.items()) or "all neutral",
+            "opinion": self._opinion(),
+            "second opinion": self._second(),
+            "template": "one frame: what varies in it was compared" if self.framed else "none",
+            "evidence": f"{self.evidence_shift:+.4f}",
+            "score": f"{self.score:.4f}",
+            "threshold": f"{self.threshold:.4f}",
+            "probability": "not known" if self.probability is None else f"{self.probability:.3f}",
+            "veto": self.veto or "none",
+            "doubt": self.doubt or "none",
+            "decision": f"{'served' if self.served else 'not served'}: {self.why}",
+        }
+        width = max(map(len, shown))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
+
+    def _learnt(self) -> str:
+        return "nothing learnt yet" if self.labels == 0 else f"learnt from {self.labels} labelled lookups"
+
+    def _opinion(self) -> str:
+        if self.opinion is None or self.opinion_probability is None:
+            return "not asked: similarity alone decides"
+        return f"{self.opinion:.4f}, p={self.opinion_probability:.3f}"
+
+    def _second(self) -> str:
+        if not self.gray:
+            return "not asked: not near the threshold"
+        return "none given" if self.second_opinion is None else f"{self.second_opinion:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was looked at for a judgement, beside the judgement itself."""
+
+    route: str
+    acceptance: Acceptance
+    verifier: str  # its basis
+    floor: float  # similarity, in [0, 1]
+    features: Mapping[str, float]
+    labels: int
+    second: Opinion | None = None
+    framed: bool = False
+    partial: Bypass | None = None  # why one of the two cannot be embedded whole
+
+
+def explained(first: Judged, last: Judged, look: Look) -> ExplainedPair:
+    """`first`: by the verifier's first opinion; `last`: by all that followed it, or the same."""
+    plain = look.acceptance.min_similarity is not None
+    reason = _reason(last, look)
+    return ExplainedPair(
+        route=look.route,
+        promise=promise_of(look.acceptance),
+        verifier=look.verifier,
+        similarity=last.similarity,
+        floor=look.floor,
+        features=dict(look.features),
+        opinion=None if plain else first.opinion.score,
+        opinion_probability=None if plain else first.opinion.probability,
+        gray=first.gray and not plain,
+        second_opinion=None if look.second is None else look.second.score,
+        framed=look.framed,
+        evidence_shift=0.0 if plain or last.verbatim else last.score - last.opinion.score,
+        labels=look.labels,
+        score=last.score,
+        threshold=last.threshold,
+        probability=None if plain else last.probability,
+        veto=last.opinion.veto,
+        doubt=last.opinion.doubt,
+        served=reason is None,
+        reason=reason,
+        why=_why(last, look, plain),
+    )
+
+
+def promise_of(acceptance: Acceptance) -> str:
+    if acceptance.max_wrong_hits is not None:
+        return f"max_wrong_hits {acceptance.max_wrong_hits:.2%}"
+    return f"min_similarity {acceptance.min_similarity}"
+
+
+def _reason(judged: Judged, look: Look) -> str | None:
+    if look.partial is not None:
+        return look.partial
+    return Refusal.SIMILARITY if judged.similarity < look.floor else judged.reason
+
+
+def _why(judged: Judged, look: Look, plain: bool) -> str:
+    if look.partial is Bypass.UNREADABLE:
+        return "unreadable: one of the two has words that the embedding model cannot read"
+    if look.partial is not None:
+        return f"{look.partial}: one of the two is longer than the embedding model reads"
+    if judged.similarity < look.floor and not plain:
+        return f"similarity: {judged.similarity:.4f} is below {look.floor:.2f}, from where neighbours are read"
+    held = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
+    if judged.verbatim:
+        return "the same words"
+    if judged.reason is None:
+        return f"{held} reaches the threshold {judged.threshold:.4f}"
+    if judged.opinion.veto is not None:
+        return f"{judged.opinion.veto}: a veto, whatever the score"
+    return f"{judged.reason}: {held} is below the threshold {judged.threshold:.4f}"

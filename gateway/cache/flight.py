@@ -1,0 +1,223 @@
+"""One answer on its way to any number of clients, each reading at its own speed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gateway.body_streams import close_body
+from gateway.errors import BackendError, Refused, StreamBroken
+from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
+from gateway.streams import Flow, Tap, flow_of, pour, told
+
+if TYPE_CHECKING:
+    from gateway.observability.trace_recorder import Traced
+
+LOG = logging.getLogger("nearhit")
+# What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
+# than its slowest reader takes it.
+MAX_BUFFER_BYTES = 8 * 1024 * 1024
+# What a reader takes at once where much is there: this many items, and this part of the buffer (64 kB). Then it is seen
+# whether its client keeps up.
+MAX_BATCH, BATCH_PART = 64, 128
+# A reader that takes nothing for so long while others wait for it is cut off.
+MAX_STALL_S = 20.0
+
+
+class Flight:
+    """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
+    cancelled, upstream too, when the last one has left. `origin`: of the request that caused it, if that is traced."""
+
+    def __init__(self, answer: Awaitable[Response], origin: Traced | None = None) -> None:
+        self.origin = origin
+        self._items: list[Any] = []
+        self._trimmed = 0  # how many items are no longer held
+        self._size = 0
+        self._positions: dict[_Reader, int] = {}  # reader -> number of the item it takes next
+        self._over = False
+        self._failure: Exception | None = None  # of the call, where there was no answer
+        self._error: Exception | None = None  # which its readers meet at the end
+        self._wakes: dict[_Reader, Callable[[], None]] = {}  # of readers that are to be told of what comes next
+        self._taken: asyncio.Event | None = None  # where the flight waits for room
+        self._loop = asyncio.get_running_loop()
+        self._head: Response | None = None
+        self._headless: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
+        self._abandoned = False  # the last reader has left
+        self.task = self._loop.create_task(self._fly(answer))
+
+    @property
+    def open(self) -> bool:
+        return self._trimmed == 0 and self._error is None and not self._abandoned
+
+    async def join(self) -> Response:
+        """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
+        if self._failure is not None:
+            raise self._failure
+        reader, head = _Reader(self), self._head
+        self._positions[reader] = 0
+        if head is None:
+            waiting: asyncio.Future[Response] = self._loop.create_future()
+            self._headless.append(waiting)
+            try:
+                head = await waiting
+            except BaseException:
+                self._leave(reader)
+                raise
+        if isinstance(head.body, Whole):
+            self._leave(reader)
+            return head
+        items: Flow[Any] = Flow(reader, Tap(closed=lambda: self._leave(reader)))
+        return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
+
+    def _leave(self, reader: _Reader) -> None:
+        self._positions.pop(reader, None)
+        if self._taken is not None:
+            self._taken.set()
+        if not self._positions and not self._over and not self._abandoned:
+            self._abandoned = True
+            # Once it has begun: what it waits for may hold resources, which a task that never ran would not give back.
+            self._loop.call_soon(self.task.cancel)
+
+    # The reader's side
+
+    def next_of(self, reader: _Reader) -> Sequence[Any] | None:
+        """See `Source.take`."""
+        position = self._positions.get(reader)
+        if position is None:
+            raise StreamBroken("the client read too slowly while others waited for the same answer")
+        at = position - self._trimmed
+        items = self._items[at : at + MAX_BATCH]
+        if items:
+            if len(items) > 1:
+                del items[_up_to(MAX_BUFFER_BYTES // BATCH_PART, items) :]
+            self._positions[reader] = position + len(items)
+            reader.dry = at + len(items) == len(self._items) and not self._over
+            if self._taken is not None:
+                self._taken.set()
+            return items
+        if self._error is not None:
+            raise self._error
+        return () if self._over else None
+
+    def tell(self, reader: _Reader, wake: Callable[[], None] | None) -> None:
+        """See `Source.tell`."""
+        if wake is None:
+            self._wakes.pop(reader, None)
+        else:
+            self._wakes[reader] = wake
+
+    # The flight's side
+
+    async def _fly(self, answer: Awaitable[Response]) -> None:
+        try:
+            self._head = response = await answer
+            for waiting in self._headless:
+                if not waiting.done():
+                    waiting.set_result(response)
+            if not isinstance(response.body, Whole):
+                await self._record(response.body)
+        except Exception as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(BackendError("the call was cancelled", retryable=False))
+            raise
+        finally:
+            self._over = True
+            self._wake()
+
+    async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
+        assert not isinstance(body, Tunnel)  # no dialect's call becomes one
+        try:
+            flow: Flow[Any] = flow_of(body.events) if isinstance(body, EventStream) else flow_of(body.chunks)
+            await pour(flow, self._came, self._make_room)
+        finally:
+            await close_body(body)
+
+    def _came(self, items: Sequence[Any]) -> bool:
+        """Whether there is room for more."""
+        self._items += items
+        for item in items:
+            self._size += _size(item)
+        self._wake()
+        return self._size <= MAX_BUFFER_BYTES
+
+    def _fail(self, error: Exception) -> None:
+        if self._head is None:
+            self._failure = error
+            for waiting in self._headless:
+                if not waiting.done():
+                    waiting.set_exception(error)
+                    waiting.exception()  # seen: its client may be about to leave
+        elif not isinstance(error, StreamBroken | Refused):
+            LOG.error("internal error in a stream", exc_info=error)
+        known = isinstance(error, StreamBroken | Refused)
+        self._error = (
+            error if isinstance(error, StreamBroken) else StreamBroken(str(error) if known else "internal error")
+        )
+
+    def _wake(self) -> None:
+        for wake in tuple(self._wakes.values()):
+            wake()
+
+    async def _make_room(self) -> None:
+        while self._size > MAX_BUFFER_BYTES:
+            self._trim()
+            if self._size <= MAX_BUFFER_BYTES:
+                return
+            self._taken = asyncio.Event()
+            try:
+                async with asyncio.timeout(MAX_STALL_S):
+                    await self._taken.wait()
+            except TimeoutError:
+                self._drop_slowest()
+            finally:
+                self._taken = None
+
+    def _trim(self) -> None:
+        """Lets go of what every reader has taken."""
+        done = min(self._positions.values(), default=self._trimmed) - self._trimmed
+        self._size -= sum(map(_size, self._items[:done]))
+        del self._items[:done]
+        self._trimmed += done
+
+    def _drop_slowest(self) -> None:
+        """A lone reader holds nobody up but itself; the backend's own time limits end it."""
+        if len(self._positions) > 1:
+            self._positions.pop(min(self._positions, key=self._positions.__getitem__))
+            self._wake()
+
+
+class _Reader:
+    """Implements `Source`."""
+
+    __slots__ = ("_flight", "dry")
+    tells = True
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+        self.dry = False
+
+    def take(self) -> Sequence[Any] | None:
+        return self._flight.next_of(self)
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        self._flight.tell(self, wake)
+
+    async def wait(self) -> None:
+        await told(self)
+
+
+def _up_to(size: int, items: Sequence[Any]) -> int:
+    """How many of them have `size` bytes together, or all."""
+    for count, item in enumerate(items, 1):
+        size -= _size(item)
+        if size <= 0:
+            return count
+    return len(items)
+
+
+def _size(item: Event | bytes) -> int:
+    return len(item.data) if isinstance(item, Event) else len(item)

@@ -1,0 +1,98 @@
+"""The questions in flight, so that who asks one of them in other words can wait for its answer. Bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.context import RequestContext
+from gateway.messages import Entry, Vector
+
+# Looked through by a matrix product: 20 us for so many of 384 dimensions. Beyond, questions fly unseen.
+MAX_IN_SCOPE = 64
+MAX_SCOPES = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """`entry` is what will be stored, but for its answer; `landed` is done once the flight is over, either way."""
+
+    entry: Entry
+    vector: Vector
+    landed: asyncio.Future[None]
+
+
+class Aloft:
+    """To be used from one event loop."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, list[Question]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._scopes.values()))
+
+    def within(self, scope: str) -> Sequence[Question]:
+        """Those that may be waited for; those of other scopes are nobody's business."""
+        return tuple(self._scopes.get(scope, ()))
+
+    def add(self, request: RequestContext, vector: Vector) -> Question | None:
+        """None where there are too many already."""
+        if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
+            return None
+        questions = self._scopes.setdefault(request.scope, [])
+        if len(questions) >= MAX_IN_SCOPE:
+            return None
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        question = Question(entry_of(request), vector, landed)
+        questions.append(question)
+        return question
+
+    def land(self, question: Question) -> None:
+        """To be called once, when its answer has been stored or never will be."""
+        questions = self._scopes[question.entry.scope]
+        questions.remove(question)
+        if not questions:
+            del self._scopes[question.entry.scope]
+        question.landed.set_result(None)
+
+
+def entry_of(
+    request: RequestContext,
+    *,
+    streamed: bool = False,
+    payload: tuple[bytes, ...] = (),
+    content_type: str = "",
+    created: float = 0.0,
+    expires: float = 0.0,
+    backend: str = "",
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    cost_dollars: float = 0.0,
+    upstream_s: float = 0.0,
+    tags: tuple[str, ...] = (),
+) -> Entry:
+    """What is stored of a question with this answer; without one, what is known before it comes."""
+    call = request.call
+    assert call is not None  # what has been embedded, or answered by a backend, has a question
+    return Entry(
+        fingerprint=request.fingerprint,
+        scope=request.scope,
+        tenant=request.tenant,
+        route=request.route,
+        model=call.model,
+        operation=call.operation,
+        dialect=call.dialect.name,
+        question=call.question,
+        streamed=streamed,
+        payload=payload,
+        content_type=content_type,
+        created=created,
+        expires=expires,
+        backend=backend,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cost_dollars=cost_dollars,
+        upstream_s=upstream_s,
+        tags=tags,
+    )

@@ -1,0 +1,59 @@
+"""What becomes of a label, wherever it comes from: a miss, an audit or a client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gateway.cache.feedback import Counterexamples, Relation
+from gateway.cache.judgement import Judged
+from gateway.cache.threshold.controls import Controls
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.errors import StoreUnavailable
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import CounterexampleStore
+
+LOG = logging.getLogger("nearhit.quality")
+
+
+def _unrecorded(*_: object) -> None:
+    pass
+
+
+class Labels:
+    """`recorded` is told of every label that a route may learn from."""
+
+    def __init__(
+        self,
+        controls: Controls,
+        counterexamples: Counterexamples,
+        store: CounterexampleStore,
+        telemetry: Telemetry,
+        recorded: Callable[[str, Judged, Label], None] = _unrecorded,
+    ) -> None:
+        self._recorded = recorded
+        self._controls = controls
+        self._counterexamples = counterexamples
+        self._store = store
+        self._telemetry = telemetry
+
+    def tell(self, route: str, judged: Judged, label: Label, source: str) -> None:
+        """Counts the label, and lets the route learn from it. `source`: miss, audit or feedback. The same words say
+        nothing of how far wordings may differ."""
+        self._telemetry.labels.add(route, source, label)
+        if not judged.verbatim:
+            self._controls.of(route).learn(judged.observed(label))
+            self._recorded(route, judged, label)
+
+    async def refute(self, relation: Relation) -> bool:
+        """This answer is not served for this question again. False: this gateway heeds it until it restarts, the
+        others do not know."""
+        key = relation.key()
+        self._counterexamples.add([key])
+        try:
+            await self._store.add_counterexample(key)
+        except StoreUnavailable as error:
+            self._telemetry.store_errors.add()
+            LOG.warning("a counterexample was not stored", extra={"fields": {"error": str(error)}})
+            return False
+        return True

@@ -1,0 +1,103 @@
+"""Builds the models that a configuration names: what embeds, what verifies, what judges how hard a request is."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.embedding.inline import ImmediateEmbedder
+from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
+from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
+from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.system.clock import SystemClock
+from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.learned_verifier import LearnedVerifier, load_weights
+from gateway.cache.two_stage_verifier import CrossEncoder, ThoroughVerifier
+from gateway.config import Verifier as VerifierConfig
+from gateway.config.schema import EmbeddingModel
+from gateway.config.verifier import CrossEncoder as CrossEncoderConfig
+from gateway.errors import StartFailed
+from gateway.ports import TextEncoder, Verifier
+from gateway.weight_files import WeightsCorrupt
+
+
+def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
+    """`data_dir`: where it is kept what a served model was, in case its server is away at a later start.
+
+    Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
+    if config.adapter == "hash":
+        return HashEncoder()
+    if config.adapter == "onnx":
+        return OnnxEncoder(model_dir_of(config), threads=config.threads)
+    if config.adapter == "triton":
+        return _triton_encoder(config, data_dir)
+    try:
+        # An extra of several GB: imported only where it is asked for.
+        module = importlib.import_module("gateway.adapters.embedding.sentence_transformers")
+    except ImportError as error:
+        raise StartFailed(
+            "embedder.adapter sentence-transformers needs an extra that is not installed "
+            f"({error}): pip install 'nearhit[sentence-transformers]'"
+        ) from None
+    encoder: TextEncoder = module.SentenceTransformersEncoder(config.model, config.device)
+    return encoder
+
+
+def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncoder:
+    """Asks the server. Raises `ModelMissing` or `StartFailed`."""
+    # gRPC and its messages are large: imported where they are needed.
+    module = importlib.import_module("gateway.adapters.triton.encoder")
+    tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
+    encoder: TextEncoder = module.TritonEncoder(
+        config.url, config.model, tokenizer, timeout_s=config.timeout, clock=SystemClock(), data_dir=data_dir
+    )
+    return encoder
+
+
+def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None) -> Verifier:
+    """Asks the server where the cross-encoder lies on one; `data_dir` as for `build_encoder`. Raises `StartFailed`
+    where the weights are not those that were trained, or that server has others, `ModelMissing` or `ModelCorrupt`."""
+    try:
+        if config.adapter == "checks":
+            return ThresholdVerifier()
+        learned = LearnedVerifier(load_weights())
+        closer = _cross_encoder(config.cross_encoder, embedder, data_dir)
+        return learned if closer is None else ThoroughVerifier(learned, closer)
+    except WeightsCorrupt as error:
+        raise StartFailed(str(error)) from None
+
+
+def _cross_encoder(
+    section: CrossEncoderConfig | None, embedder: EmbeddingModel, data_dir: Path | None
+) -> CrossEncoder | None:
+    if section is None:
+        return None
+    if section.adapter == "triton":
+        module = importlib.import_module("gateway.adapters.triton.cross_encoder")  # as `_triton_encoder`
+        tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
+        closer: CrossEncoder = module.TritonCrossEncoder(
+            section.url, section.model, tokenizer, timeout_s=section.timeout, clock=SystemClock(), data_dir=data_dir
+        )
+        return closer
+    # It reads the word embeddings of the model that it was trained with.
+    if embedder.adapter != "onnx" or embedder.model != MODEL:
+        return None
+    return OnnxCrossEncoder(model_dir_of(embedder))
+
+
+def model_dir_of(config: EmbeddingModel) -> Path:
+    return (config.model_dir or default_model_dir()) / config.model
+
+
+def build_embedder(
+    config: EmbeddingModel, data_dir: Path | None = None
+) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
+    """As `build_encoder`."""
+    if config.adapter == "hash":
+        hashing = HashEncoder()
+        return hashing, ImmediateEmbedder(hashing)
+    encoder = build_encoder(config, data_dir)
+    at_once = TOGETHER if config.adapter == "onnx" else None
+    return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)

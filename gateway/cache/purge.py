@@ -1,0 +1,294 @@
+"""Removes answers: at once, everywhere, for good.
+
+First the ban, in this process and in the store, so that nothing it covers is served from then on, by any gateway, also
+after a crash; then the answers themselves, which takes as long as the store is large. Other gateways on the store learn
+of a ban by a version number that they ask for twice in the half second that it may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+from gateway.cache.bans import MAX_NEAR, Ban, Conditions, Near, decode, encode, with_found
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.flight import Flight
+from gateway.cache.memory_cache import FrontStore
+from gateway.cache.purge_report import Incomplete, Outcome, Wanted, sample_of
+from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, StoreUnavailable
+from gateway.messages import Entry, Placed
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock, RemovalStore
+
+LOG = logging.getLogger("nearhit.removal")
+POLL_S = 0.2
+MARGIN_S = 60.0  # clocks that differ, a machine that stood still
+UNKNOWN_S = 30 * 86400.0  # how long answers live in a store that does not say
+MAX_AT_ONCE = 4  # each looks through the whole store
+
+
+class Removal:
+    """`flights` are those in the air; `horizon_s` says for how long what is asked for now may live."""
+
+    def __init__(
+        self,
+        *,
+        front: FrontStore,
+        store: RemovalStore,
+        spaces: Spaces,
+        flights: dict[str, Flight],
+        clock: Clock,
+        telemetry: Telemetry,
+        horizon_s: Callable[[], float],
+    ) -> None:
+        self._front = front
+        self._bans = front.bans
+        self._store = store
+        self._spaces = spaces
+        self._flights = flights
+        self._clock = clock
+        self._telemetry = telemetry
+        self._horizon_s = horizon_s
+        self._version: bytes | None = None  # of the store's bans, as they were last read
+        self._stored: frozenset[str] = frozenset()  # their ids
+        self._under_way = 0
+        self._told = asyncio.Event()
+
+    # What is removed here
+
+    async def purge(self, wanted: Wanted, *, dry_run: bool) -> Outcome:
+        """Raises `Refused`: `BadRequest`, `Overloaded` (nothing was done), or `Incomplete`."""
+        if self._under_way >= MAX_AT_ONCE:
+            raise Overloaded(f"{MAX_AT_ONCE} removals are under way, nothing was done: ask again", retry_after_s=1)
+        self._under_way += 1
+        outcome = Outcome()
+        try:
+            conditions = await self._conditions(wanted)
+            if dry_run:
+                await self._count(conditions, outcome)
+                return outcome
+            await self._remove(conditions, outcome)
+        except StoreUnavailable as error:
+            self._telemetry.store_errors.add()
+            if dry_run:
+                raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
+            raise Incomplete(outcome, str(error)) from None
+        finally:
+            self._under_way -= 1
+        return outcome
+
+    async def _conditions(self, wanted: Wanted) -> Conditions:
+        before = None if wanted.older_than_s is None else self._clock.wall() - wanted.older_than_s
+        near = None if wanted.like is None else await self._near(wanted.like, wanted.min_similarity)
+        return Conditions(
+            frozenset(wanted.tags),
+            wanted.tenant,
+            wanted.route,
+            wanted.model,
+            before,
+            wanted.fingerprint,
+            near,
+            wanted.backend,
+        )
+
+    async def _near(self, text: str, similarity: float) -> Near:
+        space = self._spaces.serving
+        try:
+            embedding = await space.embedder.embed(text)
+        except EmbedderUnavailable as error:
+            raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
+        if embedding.partial:
+            raise BadRequest("like: longer than the embedding model reads: nothing was done, expected a shorter text")
+        found = await space.index.near(embedding.vector, similarity)
+        if len(found) > MAX_NEAR:
+            raise BadRequest(
+                f"like: {len(found)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
+                "by a larger min_similarity, or a tag or a route instead"
+            )
+        return Near(embedding.vector, similarity, frozenset(found), space.embedder.fingerprint)
+
+    async def _count(self, conditions: Conditions, outcome: Outcome) -> None:
+        now = self._clock.wall()
+        async for page in self._records(conditions):
+            matched = [e for e, placed in page if conditions.hold(e, placed) and not self._bans.cover(e, placed)]
+            outcome.match(matched, now)
+
+    async def _remove(self, conditions: Conditions, outcome: Outcome) -> None:
+        ban = await self._ban(conditions)
+        await self._enforce(ban)
+        recording = asyncio.create_task(self._record_first(ban, outcome))
+        try:
+            await self._sweep(ban, outcome)
+        finally:
+            await recording
+        if outcome.late:
+            self._bans.add(with_found(ban, sorted(outcome.late)[:MAX_NEAR]), ban.at)
+            await self._record(ban.id)
+
+    async def _ban(self, conditions: Conditions) -> Ban:
+        """From now on, for as long as what it means may live: what is stored, and what is still asked for."""
+        try:
+            latest = await self._store.latest_expiry()
+        except StoreUnavailable:  # the removal holds here all the same
+            latest = self._clock.wall() + UNKNOWN_S
+        at, made = self._clock.wall(), self._clock.monotonic()
+        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made)
+
+    async def _enforce(self, ban: Ban) -> None:
+        """In this process: in force before anything is waited for."""
+        self._bans.add(ban, ban.at)
+        self._changed()
+        near = ban.conditions.near
+        if near is not None:
+            await self._spaces.forget(sorted(near.found))
+        await self._front.sweep(None if near is None else self._known(near))
+
+    def _known(self, near: Near) -> Callable[[str], bool]:
+        """Whether an entry was held against it: what memory alone has, as the store took no answers, is in no index."""
+        space = self._spaces.of(near.embedder)
+        return _nothing if space is None else space.index.holds
+
+    def _changed(self) -> None:
+        # What is on its way may be meant, which is not known before it has come: newcomers ask anew.
+        self._flights.clear()
+        self._telemetry.bans.set(value=len(self._bans))
+
+    async def _record_first(self, ban: Ban, outcome: Outcome) -> None:
+        outcome.durable = await self._record(ban.id)
+        outcome.recorded = True
+
+    async def _record(self, changed: str | None = None) -> bool:
+        """Makes the store's bans those in force here."""
+        in_force = {ban.id: ban for ban in self._bans.in_force}
+        new = {name: encode(ban) for name, ban in in_force.items() if name == changed or name not in self._stored}
+        dropped = sorted(self._stored - in_force.keys())
+        if not new:
+            return False
+        durable = await self._store.write_bans(new, dropped)
+        self._stored = frozenset(in_force)
+        self._version = None  # looked at anew: a store that is killed now may come back without them, and as it was
+        return durable
+
+    async def _sweep(self, ban: Ban, outcome: Outcome) -> None:
+        near = ban.conditions.near
+        async for page in self._records(ban.conditions):
+            now = self._clock.wall()
+            matched = [entry for entry, placed in page if ban.sweeps(entry, placed, now)]
+            if not matched:
+                continue
+            names = [entry.fingerprint for entry in matched]
+            outcome.match(matched, now)
+            await self._spaces.forget(names)  # first, as `Evictions` does it
+            outcome.removed += await self._store.delete(names)
+            for entry in matched:
+                self._front.forget(entry.fingerprint)  # read again since, from before a clock was set back
+                self._telemetry.purged.add(entry.route)
+            if near is not None:
+                outcome.late |= set(names) - near.found
+
+    # What other gateways remove
+
+    def look(self) -> None:
+        """There is something new."""
+        self._told.set()
+
+    async def follow(self) -> None:
+        """What the log of changes tells comes at once; where that lags, the version does not."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._told.wait()
+            self._told.clear()
+            try:
+                await self.refresh()
+            except Exception:  # whatever it is, the next removal must not be missed for it
+                LOG.exception("removals of other gateways could not be read")
+
+    async def refresh(self) -> None:
+        """Learns of what was removed elsewhere; once at the start, before anything of the store is served."""
+        self._bans.expire(self._clock.wall())
+        try:
+            version = await self._store.version()
+            if version != self._version or not self._bans.loaded:
+                await self._load(version)
+            if self._under_way == 0 and any(ban.id not in self._stored for ban in self._bans.in_force):
+                await self._record()  # the store was away when it was made
+        except StoreUnavailable:
+            return
+
+    async def load(self) -> None:
+        """The same, if nothing is known yet. Raises `StoreUnavailable`."""
+        if not self._bans.loaded:
+            await self._load(await self._store.version())
+
+    async def _load(self, version: bytes) -> None:
+        now = self._clock.wall()
+        bans = [decode(data, now) for data in await self._store.bans()]
+        new = self._bans.stored(bans, now)
+        self._stored = frozenset(ban.id for ban in bans)
+        self._version = version
+        if new:
+            self._changed()
+        for ban in new:
+            await self._catch_up(ban)
+
+    async def _catch_up(self, ban: Ban) -> None:
+        """Lets go of what lies here. This index knows answers that the other gateway's does not."""
+        near = ban.conditions.near
+        await self._front.sweep(None if near is None else self._known(near))
+        if near is None:
+            return
+        await self._spaces.forget(sorted(near.found))
+        space = self._spaces.of(near.embedder)
+        # It means what was found when it was made, and in an index of all gateways that was everything.
+        if space is None or space.index.shared:
+            return
+        close = await space.index.near(near.vector, near.similarity)
+        for name in set(close) - near.found:
+            entry = await self._front.get(name)
+            if entry is not None and ban.covers(entry, Placed(near.vector, near.embedder)):
+                await self._spaces.forget([name])
+                await self._front.delete([name])
+
+    # What is there
+
+    async def entries(
+        self,
+        limit: int,
+        *,
+        tag: str | None = None,
+        tenant: str | None = None,
+        route: str | None = None,
+        model: str | None = None,
+        backend: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Samples of what may be served and meets all that is given, in no order. Raises `StoreUnavailable`."""
+        tags = frozenset([tag] if tag else ())
+        conditions = Conditions(tags, tenant, route, model, backend=backend)
+        found: list[dict[str, Any]] = []
+        async with aclosing(self.stored(conditions)) as entries:
+            async for entry, _ in entries:
+                found.append(sample_of(entry, self._clock.wall()))
+                if len(found) == limit:
+                    break
+        return found
+
+    async def stored(self, conditions: Conditions) -> AsyncGenerator[tuple[Entry, Placed | None], None]:
+        """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
+        async for page in self._records(conditions):
+            for entry, placed in page:
+                if conditions.hold(entry, placed) and not self._bans.cover(entry, placed):
+                    yield entry, placed
+
+    def _records(self, conditions: Conditions) -> AsyncIterator[Sequence[tuple[Entry, Placed | None]]]:
+        """With the vectors that the conditions can be held against."""
+        near = conditions.near
+        return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
+
+
+def _nothing(_: str) -> bool:
+    return False

@@ -1,0 +1,134 @@
+"""What this gateway does about what others on its store change: its indexes, its front and its rules follow.
+
+A change names what it is about and says nothing of it: what there is now is read from the store. So it does not matter
+how often a change is read, nor in which order those of one entry come, and what this gateway has just done itself is
+known by a look at the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.memory_cache import FrontStore
+from gateway.cache.recovery import BATCH, RETRY_S, reconcile, update
+from gateway.cache.stream_consumer import Lag, Tail
+from gateway.errors import StoreUnavailable
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Change, ChangeKind, ChangeLog, Clock
+from gateway.tasks import Background
+
+LOG = logging.getLogger("nearhit.replication")
+
+
+class Following:
+    """`known` and `front` are those that lookups go by; `reread` reads anew what the store has beside entries, and
+    raises `StoreUnavailable`; `removed` is told that there are new removals."""
+
+    def __init__(
+        self,
+        log: ChangeLog,
+        spaces: Spaces,
+        front: FrontStore,
+        known: Counterexamples,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        gateway: str,
+        reread: Callable[[], Awaitable[None]],
+        removed: Callable[[], None],
+    ) -> None:
+        self._spaces = spaces
+        self._front = front
+        self._known = known
+        self._metrics = telemetry.replication
+        self._clock = clock
+        self._gateway = gateway
+        self._reread = reread
+        self._removed = removed
+        self._rebuilding = Background(1)
+        self._again = False  # changes were missed while the last comparison was under way
+        self.tail = Tail(log, clock, apply=self._apply, missed=self._missed, told=self._lags)
+
+    @property
+    def position(self) -> str | None:
+        """Up to where the indexes hold what the store held; None: nowhere, they are being compared."""
+        return None if self._rebuilding else self.tail.position
+
+    async def run(self) -> None:
+        """For ever, once `tail` has begun."""
+        try:
+            await self.tail.run()
+        finally:
+            await self._rebuilding.close()
+
+    async def _apply(self, changes: Sequence[Change], now: float) -> None:
+        """`now`: by the store's clock. Raises `StoreUnavailable`."""
+        begun = self._clock.monotonic()
+        names: dict[str, None] = {}
+        for change in changes:
+            if change.kind is ChangeKind.VECTORS:
+                names.update(dict.fromkeys(self._to_look_up(change)))
+            if change.by != self._gateway:
+                self._heed(change)
+        await self._update(list(names))
+        took = self._clock.monotonic() - begun
+        for change in changes:
+            if change.by != self._gateway:
+                self._metrics.delay_seconds.observe(max(0.0, now - change.at + took))
+                self._metrics.changes.add(change.kind or "unknown")
+
+    def _to_look_up(self, change: Change) -> Sequence[str]:
+        """Of what this gateway has put itself the index holds all, unless somebody else came between."""
+        if change.by != self._gateway:
+            return change.names
+        return [name for name in change.names if not all(space.index.holds(name) for space in self._spaces.followed)]
+
+    def _heed(self, change: Change) -> None:
+        """What takes no time."""
+        if change.kind in (ChangeKind.VECTORS, ChangeKind.RECORDS):
+            for name in change.names:
+                self._front.forget(name)
+        elif change.kind is ChangeKind.COUNTEREXAMPLE:
+            self._known.add([change.value])
+        elif change.kind is ChangeKind.BANS:
+            self._removed()
+
+    async def _update(self, names: Sequence[str]) -> None:
+        for i in range(0, len(names), BATCH):
+            some = names[i : i + BATCH]
+            for space in self._spaces.followed:
+                there = await update(space.store, space.index, self._clock, some)
+                await space.index.remove([name for name in some if name not in there])
+
+    def _missed(self) -> None:
+        """What was missed is found by a comparison, beside what goes on."""
+        LOG.warning("changes of other gateways are gone before they were read: the index is compared with the store")
+        self._again = bool(self._rebuilding)
+        if not self._again:
+            self._rebuilding.start("rebuild", self._rebuild())
+
+    async def _rebuild(self) -> None:
+        begun = self._clock.monotonic()
+        while True:
+            self._again = False
+            try:
+                await self._reread()
+                for space in self._spaces.followed:
+                    await reconcile(space.store, space.index, self._clock)
+            except StoreUnavailable:
+                self._metrics.rebuilds.add("interrupted")
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._metrics.rebuilds.add("done")
+            if not self._again:
+                break
+        took = round(self._clock.monotonic() - begun, 3)
+        LOG.info("the index was compared with the store", extra={"fields": {"seconds": took}})
+
+    def _lags(self, lag: Lag) -> None:
+        self._metrics.lag_entries.set(value=lag.entries)
+        self._metrics.lag_seconds.set(value=lag.seconds)

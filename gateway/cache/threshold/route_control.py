@@ -1,0 +1,287 @@
+"""One route's promise: what may be served, what is audited, what labels change. Pure but for its own state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from gateway.cache.threshold.evidence import Evidence, Labelled
+from gateway.cache.threshold.ledger import BANDS, Ledger, Standing, band_of
+from gateway.cache.threshold.traffic import Traffic
+from gateway.cache.threshold.wrong_hits import Estimate, Label, WrongHits
+from gateway.errors import SnapshotInvalid
+from gateway.messages import Vector
+from gateway.ports import Acceptance, PriorBands
+
+VERSION = 3
+GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
+REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.1 ms each
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What became known of a lookup's best neighbour."""
+
+    vector: Vector  # of the question
+    score: float  # with which it was judged, evidence included
+    probability: float  # that the verifier gave
+    label: Label
+
+
+# What other gateways are told: its kind, and what `RouteControl.hear` reads of it. All of it msgpack can carry.
+Said = tuple[Any, ...]
+
+
+class RouteControl:
+    """`basis` names embedder and verifier: what was learnt with others does not count. `tell` is given what other
+    gateways are to hear."""
+
+    def __init__(
+        self, prior: PriorBands, basis: str, *, learn: bool = True, tell: Callable[[Said], None] = lambda _: None
+    ) -> None:
+        self.basis = basis
+        self.refresh_every = REFRESH_EVERY
+        self._prior = prior
+        self._tell = tell
+        self._unsaid = Traffic()
+        self.learning = learn
+        self._forget()
+
+    def _forget(self) -> None:
+        self.version = 0  # counts what was learnt
+        self._books = Ledger(self._prior)
+        self._behind = 0  # requests that `_books` has not been told of
+        self._evidence = Evidence()
+        self._wrong_hits = WrongHits()
+        self._requests = 0
+        self._stale = 0
+        self._pending = 0  # requests that `_wrong_hits` has not been told of
+        self._thresholds: dict[tuple[float, int], float] = {}
+        self._shares = self._ledger.wrong_shares()
+        self._standing: Standing | None = None  # of the last look at the books
+        self._weights: list[float] | None = None  # its audit weights, where somebody has asked for them
+        self.in_force: float | None = None  # the threshold that the last lookup was held against
+
+    def reset(self) -> None:
+        """Forgets all that was learnt; the counters of requests go on."""
+        self._reset()
+        self._tell(("reset",))
+
+    def _reset(self) -> None:
+        requests = self._requests
+        self._forget()
+        self._requests = requests
+
+    def advance(self, requests: int) -> None:
+        """`requests`: all of the route since the gateway started. A smaller number than before is ignored."""
+        new = requests - self._requests
+        if new > 0:
+            self._requests = requests
+            self._behind += new
+            self._pending += new
+            self._unsaid.requests += new
+
+    @property
+    def _ledger(self) -> Ledger:
+        """Advanced when it is asked for: a plain threshold never does."""
+        if self._behind:
+            self._books.advance(self._behind)
+            self._behind = 0
+        return self._books
+
+    # A lookup
+
+    def shift(self, vector: Vector) -> float:
+        """How far what is known near this question moves the verifier's scores."""
+        return self._evidence.shift(vector) if self.learning else 0.0
+
+    def score(self, vector: Vector, score: float) -> float:
+        """The verifier's score, so moved."""
+        return score + self.shift(vector)
+
+    def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
+        """The score that a neighbour, the best of `entries`, must reach; with a plain `min_similarity` that is it."""
+        if acceptance.min_similarity is not None:
+            self.in_force = acceptance.min_similarity
+            return acceptance.min_similarity
+        budget = acceptance.max_wrong_hits or 0.0
+        if self._stale >= self.refresh_every:
+            self._thresholds.clear()
+            self._stale = 0
+        step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
+        known = self._thresholds.get((budget, step))
+        if known is None:
+            self._standing = self._ledger.looked_at(budget, GROWTH_STEP**step)
+            known = self._thresholds[budget, step] = self._standing.threshold
+            self._shares, self._weights = self._standing.wrong_shares(), None
+        self.in_force = known
+        return known
+
+    def probability(self, score: float) -> float:
+        """That an answer of this score is right on this route, in [0, 1]."""
+        return 1.0 - self._shares[band_of(score)]
+
+    def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
+        """See `Ledger.wrong_among`."""
+        return self._ledger.wrong_among(served)
+
+    def met(self, score: float, entries: int = 0) -> None:
+        """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""
+        self._ledger.meet(score, entries)
+        self._stale += 1
+        band, unsaid = band_of(score), self._unsaid
+        unsaid.met[band] = unsaid.met.get(band, 0) + 1
+        if entries > 0:
+            unsaid.sized += 1
+            unsaid.log_size += math.log(entries)
+
+    def hit(self) -> None:
+        self._wrong_hits.hit(self._pending)
+        self._pending = 0
+        self._unsaid.hits += 1
+
+    def audit_chance(self, score: float, share: float) -> float:
+        """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
+        if share >= 1.0:
+            return 1.0
+        if self._weights is None:
+            self._weights = [1.0] * BANDS if self._standing is None else self._standing.audit_weights()
+        return min(1.0, share * self._weights[band_of(score)])
+
+    # What became known
+
+    def learn(self, observation: Observation) -> None:
+        """From a miss, an audit or feedback."""
+        if observation.label is Label.UNDECIDED or not self.learning:
+            return
+        self._learn(observation)
+        self.version += 1
+        vector = observation.vector.astype("<f2").tobytes()
+        self._tell(("label", vector, observation.score, observation.probability, observation.label.value))
+
+    def _learn(self, observation: Observation) -> None:
+        wrong = observation.label is Label.WRONG
+        self._ledger.label(observation.score, float(wrong))
+        self._evidence.add(Labelled(observation.vector, observation.probability, float(not wrong)))
+        self._stale += 1
+
+    def audited(self, label: Label, chance: float) -> None:
+        self._up_to_date().audited(label, chance)
+        self.version += 1
+        self._tell(("audit", label.value, chance))
+
+    def complained(self) -> None:
+        self._up_to_date().complained()
+        self.version += 1
+        self._tell(("complaint",))
+
+    # Of a fleet: everything that is learnt is a sum of what was observed, so each gateway adds what the others observe
+    # to its own, and ends with what one process would have.
+
+    def say_traffic(self) -> None:
+        """Tells what has come by since the last time."""
+        if self._unsaid:
+            self._tell(("traffic", *self._unsaid.as_row()))
+            self._unsaid = Traffic()
+
+    def hear(self, said: Said) -> None:
+        """What another gateway has told. It is that one's to keep: `version` stays. Raises `ValueError` or `TypeError`
+        where it cannot be read."""
+        kind, *row = said
+        if kind == "label":
+            vector, score, probability, label = row
+            if self.learning:
+                known = np.frombuffer(vector, "<f2").astype(np.float32)
+                self._learn(Observation(known, float(score), float(probability), Label(label)))
+        elif kind == "traffic":
+            traffic = Traffic.of_row(tuple(row))
+            self._ledger.add(traffic)
+            self._pending += traffic.requests
+            self._up_to_date().served += traffic.hits
+            self._stale += sum(traffic.met.values())
+        elif kind == "audit":
+            self._up_to_date().audited(Label(row[0]), float(row[1]))
+        elif kind == "complaint":
+            self._up_to_date().complained()
+        elif kind == "reset":
+            self._reset()
+
+    def estimate(self) -> Estimate:
+        return self._up_to_date().estimate()
+
+    def _up_to_date(self) -> WrongHits:
+        """Advanced when it is asked for: that is rarer than requests are."""
+        self._wrong_hits.advance(self._pending)
+        self._pending = 0
+        return self._wrong_hits
+
+    @property
+    def labels(self) -> int:
+        """How many labelled lookups speak for and against scores near them."""
+        return len(self._evidence)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Differs whenever there is something new to be kept."""
+        return self.version, self._requests
+
+    @property
+    def requests(self) -> float:
+        """Of the route, as far back as the stated ratio looks (`wrong_hits.MEMORY`)."""
+        return self._up_to_date().requests
+
+    @property
+    def served(self) -> float:
+        """Semantic hits among them."""
+        return self._up_to_date().served
+
+    # Over a restart
+
+    def snapshot(self, *, evidence: bool = True) -> bytes:
+        """`evidence`: with what is known near single questions, which is most of it (3 MB at the utmost)."""
+        ledger = self._ledger
+        arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
+        packed: bytes = msgpack.packb(
+            (
+                VERSION,
+                self.basis,
+                arrays,
+                (ledger.requests, ledger.sized, ledger.log_size),
+                asdict(self._up_to_date()),
+                self._evidence.rows() if evidence else (b"", b"", 0),
+                self.version,
+            )
+        )
+        return packed
+
+    def restore(self, data: bytes) -> None:
+        """Raises `SnapshotInvalid`."""
+        try:
+            form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
+            if (form, basis) != (VERSION, self.basis):
+                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self.basis!r}")
+            labels, wrong, met = (_counts(array) for array in arrays)
+            evidence = Evidence()
+            evidence.restore(*rows)
+            requests, sized, log_size = map(float, sizes)
+            version = int(version)
+            known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise SnapshotInvalid(str(error) or type(error).__name__) from None
+        self._ledger.restore(labels, wrong, met, requests, sized, log_size)
+        self._evidence, self._wrong_hits = evidence, known
+        self.version = version
+        self._thresholds.clear()
+        self._shares = self._ledger.wrong_shares()
+
+
+def _counts(values: Sequence[float]) -> np.ndarray:
+    array = np.array(values, np.float64)
+    if array.shape != (BANDS,) or not np.isfinite(array).all() or (array < 0).any():
+        raise SnapshotInvalid(f"{array.shape} counts, expected {BANDS} that are not negative")
+    return array

@@ -1,1 +1,0 @@
-"""Who answers a miss: decided, asked, checked, compared."""

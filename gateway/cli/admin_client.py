@@ -1,0 +1,162 @@
+"""Speaks to the admin port of a gateway that runs. Used by commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gateway.config.environment import secret
+from gateway.config.load import load_config
+from gateway.config.units import Address
+from gateway.errors import Refused
+
+CONNECT_S = 5.0
+BETWEEN_S = 0.1  # two looks for a gateway that is still starting
+# A removal looks through the whole store before it answers: a million entries take minutes.
+ANSWER_S = 900.0
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
+
+
+class CommandFailed(Refused):
+    """One sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gateway's ports are, as URLs without a slash at their end. `wait_s`: how long one may take to listen."""
+
+    admin: str
+    data: str
+    token: str | None
+    wait_s: float = 0.0
+
+
+def place_of(config: Path, environ: Mapping[str, str], admin: str | None, token_env: str | None) -> Place:
+    """From the configuration; without one, where `nearhit serve --upstream` listens. `admin` and `token_env` go before
+    what it says. Raises `ConfigInvalid` or `StartFailed`."""
+    ports, data = Address("127.0.0.1", 9090), Address("127.0.0.1", 8080)
+    variable = token_env
+    if config.exists():
+        settings = load_config(config, environ)
+        ports, data = settings.server.admin, settings.server.listen
+        variable = token_env or settings.auth.admin_token_env
+    where = "--token-env" if token_env else "auth.admin_token_env"
+    return Place((admin or url_of(ports)).rstrip("/"), url_of(data), secret(environ, variable, where))
+
+
+def url_of(address: Address) -> str:
+    """Of a port on this machine, by an address that it can be reached at."""
+    return f"http://{Address(EVERYWHERE.get(address.host, address.host), address.port)}"
+
+
+class AdminClient:
+    """Every method raises `CommandFailed`."""
+
+    def __init__(self, place: Place, session: aiohttp.ClientSession) -> None:
+        self._place = place
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+
+    async def awaited(self) -> None:
+        """Returns when somebody answers there, or has not for `Place.wait_s`: who asks next says so."""
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(self._place.wait_s):
+                while True:
+                    if await self._answers():
+                        return
+                    await asyncio.sleep(BETWEEN_S)
+
+    async def _answers(self) -> bool:
+        try:
+            async with self._session.get(self._place.admin):
+                return True
+        except aiohttp.ClientConnectorError:
+            return False
+
+    async def get(self, path: str) -> dict[str, Any]:
+        async with self._asked("GET", path) as response:
+            return await _object(response, self._place.admin)
+
+    async def post(self, path: str, body: Any) -> dict[str, Any]:
+        """`body`: an object, or an iterator of bytes."""
+        data = body if isinstance(body, AsyncIterator) else orjson.dumps(body)
+        async with self._asked("POST", path, data=data) as response:
+            return await _object(response, self._place.admin)
+
+    async def submit(self, path: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+        """Bytes as they are -> the status and the object, whatever the status."""
+        async with self._asked("POST", path, data=BytesIO(content), more=headers) as response:
+            return response.status, await _read(response, self._place.admin)
+
+    async def lines(self, path: str) -> AsyncIterator[bytes]:
+        """The pieces of an answer that is a stream. One that breaks raises like any other failure."""
+        async with self._asked("GET", path) as response:
+            if response.status != 200:
+                await _object(response, self._place.admin)
+            async for chunk in response.content.iter_chunked(2**16):
+                yield chunk
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: str, path: str, more: Mapping[str, str] | None = None, **given: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        admin = self._place.admin
+        headers = {**self._headers, **(more or {})}
+        try:
+            async with self._session.request(method, admin + path, headers=headers, **given) as response:
+                yield response
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+            raise CommandFailed(f"--admin {admin} is no URL: expected one such as http://127.0.0.1:9090") from None
+        except aiohttp.ClientConnectorError:
+            raise CommandFailed(
+                f"no gateway answers at {admin}: expected one that runs with its admin port there, or another --admin"
+            ) from None
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+            raise CommandFailed(f"the gateway at {admin} broke off: {error or 'it takes too long'}") from None
+
+
+@asynccontextmanager
+async def connected(place: Place) -> AsyncIterator[AdminClient]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        client = AdminClient(place, session)
+        if place.wait_s:
+            await client.awaited()
+        yield client
+
+
+async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(await response.read())
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise CommandFailed(f"{admin} answers with status {response.status} and no JSON object: is that an admin port?")
+    if not isinstance(value.get("error", ""), str):  # an object: a dialect's error, of the data port or its backend
+        raise CommandFailed(
+            f"{admin} answers with status {response.status} as a model's endpoint does: expected the admin port "
+            "(server.admin), not the data port"
+        )
+    if response.status == 401:
+        raise CommandFailed(
+            f"{admin} wants another token ({value.get('error', 'no reason is given')}): expected it in the variable of "
+            "auth.admin_token_env or --token-env"
+        )
+    return value
+
+
+async def _object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+    value = await _read(response, admin)
+    if response.status != 200:
+        done = {key: item for key, item in value.items() if key in ("matched", "removed", "imported", "refused")}
+        had = f" (done so far: {', '.join(f'{item} {key}' for key, item in done.items())})" if done else ""
+        raise CommandFailed(f"{value.get('error', 'no reason is given')}{had}")
+    return value

@@ -1,0 +1,49 @@
+"""`nearhit audit`: who did what on the admin port of a gateway that runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+
+from gateway.cli.client import answer, reaching, time_text
+
+SHOWN_APART = frozenset({"at", "who", "role", "by", "peer", "did", "status", "outcome"})
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `audit`. `commands`: argparse's subparsers."""
+    text = "List who did what on the admin port, the youngest first."
+    audit = commands.add_parser("audit", parents=[reaching(shared)], help=text, description=text)
+    audit.add_argument("--limit", type=int, default=50, metavar="N", help="at most 1000; default: %(default)s")
+    audit.add_argument(
+        "--source",
+        choices=("store", "file"),
+        default="store",
+        help="the last 1000 of all gateways on the store, or the file of this one, with those who were not let in; "
+        "default: %(default)s",
+    )
+    audit.set_defaults(command=run_audit)
+
+
+def run_audit(arguments: argparse.Namespace) -> int:
+    query = urlencode({"limit": arguments.limit, "source": arguments.source})
+    return answer(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
+
+
+def audit_text(said: dict[str, Any]) -> str:
+    if not said["entries"]:
+        return "nothing was done yet"
+    return "\n".join(map(_line, said["entries"]))
+
+
+def _line(entry: dict[str, Any]) -> str:
+    who = f"{entry.get('who') or 'nobody known'} ({entry['by']})" if entry.get("by") else "nobody known"
+    more = {name: value for name, value in entry.items() if name not in SHOWN_APART}
+    line = (
+        f"{time_text(entry.get('at', 0.0))}  {who:<24}  {entry.get('peer', ''):<15}  {entry.get('outcome', ''):<7}  "
+        f"{entry.get('did', '')}  {orjson.dumps(more).decode() if more else ''}"
+    )
+    return line.rstrip()

@@ -1,0 +1,159 @@
+"""`nearhit demo`: a real Triton with two models, the gateway before it, and a short sample of traffic."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import orjson
+
+from gateway.adapters.onnx.model_files import default_model_dir
+from gateway.admin.policy_validation import staged_folder
+from gateway.app import Gateway, running
+from gateway.cli.serve import following, settled
+from gateway.cli.signals import until_signalled
+from gateway.config.load import load_config
+from gateway.config.units import Address
+from gateway.errors import StartFailed
+from gateway.observability import json_logging
+from gateway.open_files import allow_files
+from gateway.tools.demo.models import start_demo_models
+
+# Triton's own ports, beside the gRPC one that config.yaml names.
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+
+HARD_ONE = (
+    "Explain step by step why a follower of a coalesced request reads at its own speed, compare that with a plain "
+    "cache, and analyse what happens when the leader's client leaves."
+)
+# What the sample is meant to show, and the questions that show it.
+SAMPLE = (
+    ("a first question", "What is a verdict?"),
+    ("the same again", "What is a verdict?"),
+    ("in other words", "what's a verdict"),
+    ("another one", "What is single-flight?"),
+    ("a hard one", HARD_ONE),
+    ("the hard one again", HARD_ONE),
+    ("alike, but not the same", "What is not a verdict?"),
+    ("a short question", "Who may share an answer?"),
+    ("in other words", "Who can share an answer?"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    label: str
+    question: str
+    served: str  # exact | semantic | light | large
+    similarity: str
+    complexity: str
+    ms: float
+
+
+async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], *, as_json: bool = False) -> None:
+    """Stays until it is told to stop; whatever it started ends with it. Raises with one sentence what stands in the
+    way: a port that is taken, a missing library, a failed download."""
+    json_logging.set_up("warning")
+    config = load_config(config_path, environ)
+    allow_files(config)
+    for key, address in (("server.listen", config.server.listen), ("server.admin", config.server.admin)):
+        require_free(key, address)
+    triton = await start_demo_models(
+        env=triton_env,
+        models=config.embedder.model_dir or default_model_dir(),
+        doc_root=config_path.absolute().parent,  # noqa: ASYNC240 - nothing is served yet
+        run_dir=config.data_dir / "triton",
+        grpc_port=GRPC_PORT,
+        http_port=HTTP_PORT,
+        metrics_port=METRICS_PORT,
+        progress=note if as_json else say,
+    )
+    try:
+        policy = staged_folder(config.policies, config)
+        async with running(config, policy, environ, policies=config.policies) as gateway, following(gateway):
+            with settled(gateway):
+                played = await play(gateway)
+                say(orjson.dumps({"played": [asdict(row) for row in played]}).decode() if as_json else table(played))
+                if not as_json:
+                    say(farewell(gateway))
+                await until_signalled()
+    finally:
+        await triton.stop()
+
+
+def require_free(key: str, address: Address) -> None:
+    """Asked before minutes are spent on building models. Raises `StartFailed`."""
+    with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise StartFailed(f"cannot listen on {address} ({key}): {error.strerror}") from None
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+async def play(gateway: Gateway) -> list[Played]:
+    """The sample, one request after the other."""
+    host, port = gateway.data_address
+    url = f"http://{host}:{port}/v1/chat/completions"
+    # A tenant of its own each time: nobody has asked for it yet, so that the sample shows the same on every run.
+    headers = {"Authorization": f"Bearer demo-{os.urandom(8).hex()}"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), headers=headers) as session:
+        return [await _ask(session, url, label, question) for label, question in SAMPLE]
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: str) -> Played:
+    body = {"model": "demo", "messages": [{"role": "user", "content": question}]}
+    started = time.perf_counter()
+    async with session.post(url, json=body) as response:
+        await response.read()
+        ms = 1e3 * (time.perf_counter() - started)
+        headers, status = response.headers, response.headers.get("Cache-Status", "")
+    detail = next((part.partition("=")[2] for part in status.split("; ") if part.startswith("detail=")), "")
+    served = detail if "; hit" in status else headers.get("x-nearhit-backend", f"error {response.status}")
+    return Played(
+        label,
+        question,
+        served,
+        headers.get("x-nearhit-similarity", ""),
+        headers.get("x-nearhit-complexity", ""),
+        ms,
+    )
+
+
+def table(rows: list[Played]) -> str:
+    """For a terminal: what was served from where."""
+    lines = ["", f"{'':<24} {'served from':<12} {'similarity':>10} {'complexity':>10} {'ms':>8}  question"]
+    for row in rows:
+        question = row.question if len(row.question) <= 48 else row.question[:47] + "\u2026"
+        lines.append(
+            f"{row.label:<24} {row.served:<12} {row.similarity:>10} {row.complexity:>10} {row.ms:>8.1f}  {question}"
+        )
+    return "\n".join(lines)
+
+
+def farewell(gateway: Gateway) -> str:
+    data, admin = ("http://{}:{}".format(*address) for address in (gateway.data_address, gateway.admin_address))
+    return f"""
+Ask it yourself:
+
+  curl -i {data}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is a verdict?"}}]}}'
+
+Dashboard  {admin}/dashboard
+Ctrl-C stops everything."""

@@ -1,0 +1,211 @@
+"""`nearhit distill`: a light model made from what the large one answered."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.onnx.model_files import default_model_dir
+from gateway.cli.admin_client import CommandFailed
+from gateway.cli.client import WrongUsage, tell
+from gateway.cli.progress import counted, steps
+from gateway.config.environment import secret
+from gateway.tools.distillation.data import DataInvalid
+from gateway.tools.distillation.generative import Asked, Writing, WritingWish, distil_writing
+from gateway.tools.distillation.judge import JudgeSilent
+from gateway.tools.distillation.options import Place, Training, Tuning, Wish
+from gateway.tools.distillation.repository import NAME
+from gateway.tools.distillation.run import distil
+from gateway.tools.embedding_model.environment import FetchFailed
+from gateway.tools.embedding_model.fetch import build_environment
+
+BUILD_ENV = Path(".venv-build")
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `distill`. `commands`: argparse's subparsers."""
+    text = "Make a light model from a large one's answers: a classifier for Triton, or one that writes."
+    command = commands.add_parser("distill", parents=[shared], help=text, description=text)
+    add = command.add_argument
+    add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts and the labels they were given")
+    add("--name", default="student", help="of the model; default: %(default)s")
+    add("--repository", metavar="DIR", type=Path, default=Path("build/models"), help="default: %(default)s")
+    add("--work", metavar="DIR", type=Path, help="checkpoints and reports; default: build/distill/NAME")
+    add("--held-out", metavar="FILE", type=Path, help="rows to check with; default: --hold-out of DATA")
+    add("--hold-out", metavar="X", type=fraction, default=0.2, help="share of DATA; default: %(default)s")
+    add(
+        "--task", choices=("classify", "generate"), default="classify", help="generate: a model that writes the answers"
+    )
+    add("--student", metavar="DIR", type=Path, help="a causal language model of Hugging Face's that learns to write")
+    add("--large", action="store_true", help="train a large classifier (all-MiniLM) on the labels first; it teaches")
+    add("--agreement", metavar="X", type=fraction, default=0.95, help="where it is sure; 0: it always answers")
+    add(
+        "--alpha", metavar="X", type=fraction, default=0.3, help="share of the labels in the loss; default: %(default)s"
+    )
+    add("--temperature", metavar="T", type=positive, default=2.0, help="default: %(default)s")
+    add("--epochs", metavar="N", type=whole, help="default: 8; of a model that writes 60, and 3 of --student's")
+    add(
+        "--teacher-epochs", metavar="N", type=count, default=4,
+        help="of --large: its layers in training, 0: its head alone; default: %(default)s",
+    )  # fmt: skip
+    add(
+        "--teacher-frozen", metavar="N", type=count, default=2, help="layers from below that stay; default: %(default)s"
+    )
+    add("--precision", choices=("int8", "fp16", "fp32"), default="int8", help="of the graph; default: %(default)s")
+    add("--tensorrt", action="store_true", help="a graph for Triton's onnxruntime backend on a GPU as well, NAME-graph")
+    add("--prune", metavar="X", type=fraction, default=0.0, help="share of the weights; default: none")
+    add("--prune-epochs", metavar="N", type=whole, default=5, help="after it; default: %(default)s")
+    add("--width", metavar="N", type=whole, default=256, help="of a token's vector; default: %(default)s")
+    add("--hidden", metavar="N", type=whole, default=256, help="of the layer between; default: %(default)s")
+    add("--layers", metavar="N", type=whole, default=4, help="of one that writes; default: %(default)s")
+    add("--context", metavar="N", type=whole, default=512, help="tokens that it reads; default: %(default)s")
+    add("--vocabulary", metavar="N", type=whole, default=4096, help="tokens that it knows; default: %(default)s")
+    add("--checked", metavar="N", type=whole, default=400, help="held-out questions it is asked; default: %(default)s")
+    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--judge", metavar="URL", help="a model that is asked where words and embeddings cannot tell two answers apart")
+    add("--judge-model", metavar="NAME", default="default", help="default: %(default)s")
+    add("--judge-key-env", metavar="VARIABLE", help="where the key is that the judge is shown")
+    add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="where torch is; default: %(default)s")
+    add("--prepare", action="store_true", help="install what is missing there (1.6 GB) and stop")
+    add("--model-dir", type=Path, default=None, help="where models are kept")
+    command.set_defaults(command=run_distill)
+
+
+def run_distill(arguments: argparse.Namespace) -> int:
+    with steps(quiet=arguments.json) as step:
+        if arguments.prepare:
+            build_environment(arguments.build_env.absolute(), step)
+            return tell(arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}")
+        if arguments.data is None:
+            raise WrongUsage("nothing to learn from: expected DATA, a .csv or .jsonl file")
+        if NAME.fullmatch(arguments.name) is None:
+            raise WrongUsage(
+                f"--name {arguments.name!r} is no model's name: expected letters, digits, '_', '.' and '-'"
+            )
+        try:
+            if arguments.task == "generate":
+                made = distil_writing(writing_wish_of(arguments), step, partial(counted, quiet=arguments.json))
+            else:
+                made = distil(wish_of(arguments), step)
+        except (DataInvalid, JudgeSilent) as fault:
+            raise CommandFailed(str(fault)) from None
+        except FetchFailed as fault:
+            if "build environment" not in str(fault):
+                raise
+            raise CommandFailed(
+                f"{fault}: `nearhit distill --prepare --build-env {arguments.build_env}` makes it"
+            ) from None
+    said = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
+    return tell(
+        arguments, said | {"report": made.report, "policy": made.policy}, f"{made.text}\nthe model is in {made.entry}"
+    )
+
+
+def place_of(arguments: argparse.Namespace) -> Place:
+    return Place(
+        data=arguments.data,
+        held_out=arguments.held_out,
+        hold_out=arguments.hold_out,
+        name=arguments.name,
+        repository=arguments.repository,
+        work=arguments.work or Path("build/distill") / arguments.name,
+        build_env=arguments.build_env,
+        models=arguments.model_dir or default_model_dir(),
+        quiet=arguments.json,
+    )
+
+
+def wish_of(arguments: argparse.Namespace) -> Wish:
+    if arguments.tensorrt and arguments.precision == "int8":
+        raise WrongUsage("TensorRT has no use for an int8 graph of onnxruntime: expected --precision fp16 or fp32")
+    if arguments.teacher_frozen > 5:
+        raise WrongUsage("the teacher has 6 layers: with all of them frozen, expected --teacher-epochs 0")
+    return Wish(
+        place=place_of(arguments),
+        large=arguments.large,
+        agreement=arguments.agreement,
+        width=arguments.width,
+        hidden=arguments.hidden,
+        precision=arguments.precision,
+        tensorrt=arguments.tensorrt,
+        training=Training(
+            alpha=arguments.alpha,
+            temperature=arguments.temperature,
+            epochs=arguments.epochs or 8,
+            prune=arguments.prune,
+            prune_epochs=arguments.prune_epochs,
+            seed=arguments.seed,
+        ),
+        tuning=Tuning(epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen, seed=arguments.seed),
+    )
+
+
+def writing_wish_of(arguments: argparse.Namespace) -> WritingWish:
+    for name, given in {"--large": arguments.large, "--tensorrt": arguments.tensorrt}.items():
+        if given:
+            raise WrongUsage(f"{name} is of classifiers: expected it left out with --task generate")
+    if arguments.student is not None and not (arguments.student / "config.json").is_file():
+        raise WrongUsage(
+            f"--student {arguments.student} has no config.json, expected a folder as Hugging Face writes it"
+        )
+    own = arguments.student is None
+    return WritingWish(
+        place=place_of(arguments),
+        student=arguments.student,
+        layers=arguments.layers,
+        width=arguments.width,
+        hidden=arguments.hidden,
+        vocabulary=arguments.vocabulary,
+        context=arguments.context,
+        agreement=arguments.agreement,
+        checked=arguments.checked,
+        precision=arguments.precision,
+        training=Writing(
+            epochs=arguments.epochs or (60 if own else 3),
+            rate=3e-3 if own else 2e-4,
+            prune=arguments.prune,
+            prune_epochs=arguments.prune_epochs,
+            seed=arguments.seed,
+        ),
+        judge=judge_of(arguments),
+    )
+
+
+def judge_of(arguments: argparse.Namespace) -> Asked | None:
+    if arguments.judge is None:
+        return None
+    if not arguments.judge.startswith(("http://", "https://")):
+        raise WrongUsage(f"--judge {arguments.judge!r}: expected a URL that begins with http:// or https://")
+    key = secret(os.environ, arguments.judge_key_env, "--judge-key-env")
+    return Asked(arguments.judge, arguments.judge_model, key)
+
+
+def fraction(text: str) -> float:
+    """In [0, 1), for argparse."""
+    value = positive(text) if text.strip("0.") else 0.0
+    if value >= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to below 1, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 10000, got {text!r}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    return 0 if text == "0" else whole(text)

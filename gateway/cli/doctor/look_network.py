@@ -1,0 +1,190 @@
+"""Facts from sockets: who answers at the gateway's ports, and what stands between it and its backends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from gateway.adapters.system.clock import SystemClock
+from gateway.cli.admin_client import url_of
+from gateway.cli.doctor.findings import Finding, ok
+from gateway.cli.doctor.look_base_url import likely_base
+from gateway.cli.doctor.verdicts import PortFacts, UpstreamFacts, backend
+from gateway.config import Config, OnnxBackendConfig
+from gateway.config.units import Address
+from gateway.observability.telemetry import Telemetry
+from gateway.upstream.factory import build_pools
+from gateway.upstream.upstream import Lane
+
+ANSWER_S = 5.0
+ADDRESSES = 4  # of one name that are tried
+ADMIN_REALM = "nearhit admin"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """`ready` and `stats` are None where no gateway answers; `refused` where it does not tell us its figures."""
+
+    ports: tuple[PortFacts, ...]
+    ready: Mapping[str, Any] | None = None
+    stats: Mapping[str, Any] | None = None
+    refused: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.ready is not None or self.stats is not None or self.refused is not None
+
+
+async def look_at_gateway(config: Config, token: str | None) -> GatewayFacts:
+    """Who listens where the gateway would. `token`: of its admin port."""
+    server = config.server
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
+        listen, admin = _try(server.listen), _try(server.admin)
+        ready = await _readyz(session, server.listen) if listen == errno.EADDRINUSE else None
+        stats, refused = await _stats(session, server.admin, token) if admin == errno.EADDRINUSE else (None, None)
+    is_ours: Mapping[str, Any] | None = {} if stats is not None or refused is not None else None
+    ports = [
+        _port("server.listen", server.listen, listen, ready),
+        _port("server.admin", server.admin, admin, is_ours),
+    ]
+    if server.grpc is not None:  # who listens there cannot be asked cheaply: it goes by its neighbour
+        ports.append(_port("server.grpc", server.grpc, _try(server.grpc), ready))
+    return GatewayFacts(tuple(ports), ready, stats, refused)
+
+
+def _try(address: Address) -> int | None:
+    """Listens for a moment, as the gateway would -> None, or the number of the error."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except socket.gaierror:
+            return errno.EADDRNOTAVAIL
+        except OSError as error:
+            return error.errno
+    return None
+
+
+def _port(key: str, address: Address, error: int | None, answers: Mapping[str, Any] | None) -> PortFacts:
+    taken = error == errno.EADDRINUSE
+    said = None if error is None else errno.errorcode.get(error, str(error))
+    return PortFacts(key, address, said, taken, answers if taken else None)
+
+
+async def _readyz(session: aiohttp.ClientSession, address: Address) -> Mapping[str, Any] | None:
+    _, value, _ = await _get(session, f"{url_of(address)}/readyz", None)
+    return value if value is not None and "ready" in value else None
+
+
+async def _stats(
+    session: aiohttp.ClientSession, address: Address, token: str | None
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """-> the figures, or why there are none from a nearhit; nothing at all from anybody else."""
+    status, value, realm = await _get(session, f"{url_of(address)}/admin/stats", token)
+    if status == 401 and ADMIN_REALM in realm:
+        return None, "it wants another token than auth.admin_token_env holds here"
+    if status == 200 and value is not None and "verdicts" in value:
+        return value, None
+    return None, None
+
+
+async def _get(
+    session: aiohttp.ClientSession, url: str, token: str | None
+) -> tuple[int, Mapping[str, Any] | None, str]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with session.get(url, headers=headers, allow_redirects=False) as response:
+            value = orjson.loads(await response.content.read(16 * 2**20))
+            realm = response.headers.get("WWW-Authenticate", "")
+            return response.status, value if isinstance(value, dict) else None, realm
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return 0, None, ""
+
+
+async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
+    """Asks each address as the gateway's own health probe does, and where it is not ready, finds out why."""
+    found: list[Finding] = []
+    network = {}
+    for name, section in config.backends.items():
+        if isinstance(section, OnnxBackendConfig):
+            found.append(
+                ok("backends", f"{name}: runs in the gateway, its files are in {section.path}; not loaded here")
+            )
+        else:
+            network[name] = section
+    pools = build_pools(config.model_copy(update={"backends": network}), environ, SystemClock(), Telemetry())
+    try:
+        looked = [asyncio.gather(*map(_look_at_upstream, pool.lanes)) for pool in pools.values()]
+        for name, upstreams in zip(pools, await asyncio.gather(*looked), strict=True):
+            found += backend(name, upstreams)
+    finally:
+        for pool in pools.values():
+            await pool.close()
+    return found
+
+
+async def _look_at_upstream(lane: Lane) -> UpstreamFacts:
+    address = lane.upstream.address
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            ready = await lane.backend.ready()
+    except TimeoutError:
+        ready = False
+    if not ready:
+        return UpstreamFacts(address, await why_not(address))
+    likely = await likely_base(address, ANSWER_S) if lane.upstream.provider == "openai" else None
+    return UpstreamFacts(address, None, likely)
+
+
+async def why_not(url: str) -> str:
+    """What stands in the way of a connection to `http(s)://` or `grpc(s)://`: the rest of a sentence about it."""
+    parts = urlsplit(url)
+    secure = parts.scheme in ("https", "grpcs")
+    host, port = parts.hostname or "", parts.port or (443 if secure else 80)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await _reach(host, port, ssl.create_default_context() if secure else None)
+    except socket.gaierror:
+        return f"cannot be found: the name {host} is not known to DNS"
+    except ssl.SSLCertVerificationError as error:
+        return f"shows a certificate that is not accepted: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"does not complete TLS: {error.reason or 'no reason is given'}"
+    except ConnectionRefusedError:
+        return "refuses connections: nothing listens there"
+    except TimeoutError:
+        return f"completes no connection within {ANSWER_S:g} s"
+    except OSError as error:
+        return f"cannot be reached: {error.strerror or type(error).__name__}"
+    if parts.scheme.startswith("grpc"):
+        return "takes connections, and the model is not ready there"
+    return "takes connections, and answers with a server error or too late"
+
+
+async def _reach(host: str, port: int, context: ssl.SSLContext | None) -> None:
+    """Raises what the last of its addresses raised, where none of them can be reached."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:ADDRESSES]
+    name = None if context is None else host
+    for last, address in zip([*[False] * (len(addresses) - 1), True], addresses, strict=True):
+        try:
+            _, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=name)
+        except OSError:
+            if last:
+                raise
+            continue
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return

@@ -1,0 +1,117 @@
+"""`nearhit index`: the vectors that questions are found by."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from gateway.adapters.system.clock import SystemClock
+from gateway.cache.index_checkpoints import FILE
+from gateway.cache.index_factory import filled, open_index
+from gateway.cache.model_factory import build_embedder
+from gateway.cache.recovery import RETRY_S, Compared, reconcile
+from gateway.cache.stores import open_stores
+from gateway.cli.client import FAULT, tell
+from gateway.cli.progress import Advance, counted
+from gateway.config import Config
+from gateway.config.load import load_config
+from gateway.config.urls import lite_file
+from gateway.errors import StartFailed, StoreUnavailable
+from gateway.listening import DataDirLock
+from gateway.ports import ResponseStore, VectorIndex
+
+ATTEMPTS = 5  # in a row without any progress
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `index` and its command. `commands`: argparse's subparsers."""
+    text = "The index that finds questions in other words."
+    index = commands.add_parser("index", help=text, description=text)
+    inner = index.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    text = "Fill the index that the configuration names from the store, whichever was in use before."
+    migrated = inner.add_parser("migrate", parents=[shared], help=text, description=text)
+    migrated.set_defaults(command=run_migrate)
+
+
+def run_migrate(arguments: argparse.Namespace) -> int:
+    """Raises `ConfigInvalid` or `StartFailed`."""
+    config, begun = load_config(arguments.config, os.environ), time.perf_counter()
+    compared, size = asyncio.run(_migrate(config, os.environ, quiet=arguments.json))
+    expected = compared.kept + compared.added
+    figures = {
+        "index": config.index.adapter,
+        "in_store": expected,
+        "in_index": size,
+        "added": compared.added,
+        "removed": compared.removed,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+    text = (
+        f"{config.index.adapter} holds {size} vectors, the store {expected}: "
+        f"{compared.added} added, {compared.removed} removed in {figures['seconds']} s"
+    )
+    if size == expected:
+        return tell(arguments, figures, text)
+    tell(arguments, figures, text + "; what gateways stored meanwhile differs, else run it again")
+    return FAULT
+
+
+async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -> tuple[Compared, int]:
+    clock = SystemClock()
+    async with AsyncExitStack() as life:
+        if _of_one_process(config):
+            lock = DataDirLock(config.data_dir)
+            life.callback(lock.release)
+        encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
+        life.callback(embedder.close)
+        stores = await open_stores(config, environ, encoder.fingerprint, clock)
+        life.push_async_callback(stores.close)
+        index, checkpoints = open_index(life, config, environ, embedder, clock, FILE)
+        if checkpoints is not None:
+            await checkpoints.load()
+        try:
+            total = (await stores.redis.stats()).entries
+        except StoreUnavailable as error:
+            raise StartFailed(f"the store cannot be read, nothing was migrated: {error}") from None
+        with counted(f"into {config.index.adapter}", total, "entries", quiet=quiet) as advance:
+            compared = await _compared(stores.redis, index, clock, advance)
+        size = await filled(index)
+        if checkpoints is not None:
+            checkpoints.complete = True
+            await checkpoints.save()
+        return compared, size
+
+
+def _of_one_process(config: Config) -> bool:
+    """Whether store or index cannot be used beside a gateway that runs."""
+    return config.store.url == "embedded" or config.index.adapter == "faiss" or lite_file(config.index.url or "")
+
+
+async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> Compared:
+    """What is there already is not written again, so that each attempt goes on where the last one ended."""
+    furthest = failures = 0
+    while True:
+        done = 0
+
+        def told(more: int) -> None:
+            nonlocal done, furthest
+            done += more
+            advance(max(0, done - furthest))
+            furthest = max(furthest, done)
+
+        before = furthest
+        try:
+            compared = await reconcile(store, index, clock, told)
+        except StoreUnavailable as error:
+            failures = failures + 1 if furthest == before else 0
+            if failures == ATTEMPTS:
+                why = f"stopped after {furthest} entries: {error}; run it again, it goes on there"
+                raise StartFailed(why) from None
+            await asyncio.sleep(RETRY_S)
+            continue
+        return compared

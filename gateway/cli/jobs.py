@@ -1,0 +1,64 @@
+"""`nearhit jobs`: what operators do with the jobs of a gateway that runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from gateway.cli.client import Run, WrongUsage, answer, group, time_text
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `jobs` and its commands. `commands`: argparse's subparsers."""
+    add = group(commands, shared, "jobs", "Jobs: what waits, and what nobody could answer.")
+    listed = add("list", run_list, "Say how many jobs wait and run, and list some.")
+    listed.add_argument("--state", choices=("active", "dead", "finished"), default="active", help="default: active")
+    listed.add_argument("--top", type=int, default=50, metavar="N", help="the youngest; default: %(default)s")
+    add("show", run_show, "Say how a job stands, without its request and its answer.").add_argument("job", metavar="ID")
+    for name, text in (("retry", "Have dead jobs tried again."), ("drop", "Forget dead jobs.")):
+        command = add(name, run_each(name), text)
+        command.add_argument("job", metavar="ID", nargs="?")
+        command.add_argument("--all", action="store_true", help="all dead ones, at most 1000 at once")
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    query = urlencode({"state": arguments.state, "top": arguments.top})
+    return answer(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    return answer(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
+
+
+def run_each(name: str) -> Run:
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.all == (arguments.job is not None):
+            raise WrongUsage("expected the id of a dead job, or --all")
+        body = {"all": True} if arguments.all else {"job": arguments.job}
+        done = "tried again" if name == "retry" else "forgotten"
+        return answer(
+            arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda said: f"{said['jobs']} {done}"
+        )
+
+    return run
+
+
+def list_text(said: dict[str, Any]) -> str:
+    counts = said["counts"]
+    head = (
+        f"{counts['queued']} queued, {counts['running']} running, {counts['dead']} dead, "
+        f"{counts['webhooks']} webhooks to be told; the oldest waits for {counts['oldest_s']:.0f} s"
+    )
+    rows = [
+        f"{one['id']}  {one['status']:<9}  {time_text(one['created_at'])}  {one['attempts']:>3}  {one['tenant']:<12}  "
+        f"{one.get('error', '')}".rstrip()
+        for one in said["jobs"]
+    ]
+    return "\n".join([head, *rows])
+
+
+def show_text(said: dict[str, Any]) -> str:
+    times = ("created_at", "started_at", "finished_at")
+    shown = {name: time_text(value) if name in times and value else value for name, value in said.items()}
+    return "\n".join(f"{name:<16}{value}" for name, value in shown.items() if value is not None)

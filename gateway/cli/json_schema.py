@@ -1,0 +1,80 @@
+"""JSON Schema of both kinds of file, from the models that read them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway.cli.client import say
+from gateway.config import Config
+from gateway.config.policy.schema import PolicyFile
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "from the environment"}
+# Their values are schemas by name, not schemas: a key may be called `title` or `default`.
+_NAMED = ("properties", "$defs")
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `schema`. `commands`: argparse's subparsers."""
+    text = "Print the JSON Schema of policy files or of config.yaml, for editors."
+    command = commands.add_parser("schema", parents=[shared], help=text, description=text)
+    command.add_argument("kind", choices=("policy", "config"))
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    schema = policy_schema() if arguments.kind == "policy" else config_schema()
+    return say(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())
+
+
+def policy_schema() -> dict[str, Any]:
+    """Of a file of `policies/`."""
+    return _published("nearhit: a policy file", _cleaned(PolicyFile.model_json_schema()))
+
+
+def config_schema() -> dict[str, Any]:
+    """Of `config.yaml`, where any value may come from a variable."""
+    schema = _with_variables(_cleaned(Config.model_json_schema()))
+    return _published("nearhit: config.yaml", schema)
+
+
+def _published(title: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"$schema": DIALECT, "title": title, **schema}
+
+
+def _cleaned(value: Any, *, named: bool = False) -> Any:
+    """Without what the program knows and no editor should show: titles made of names, defaults in seconds and bytes."""
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _cleaned(item, named=not named and key in _NAMED)
+        for key, item in value.items()
+        if named or key not in ("title", "default")
+    }
+
+
+def _with_variables(value: Any, *, named: bool = False) -> Any:
+    if isinstance(value, list):
+        return [_with_variables(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not named and _is_scalar(value):
+        return {"anyOf": [value, _VARIABLE]}
+    return {
+        key: item
+        if key in ("enum", "examples", "required") and not named
+        else _with_variables(item, named=not named and key in _NAMED)
+        for key, item in value.items()
+    }
+
+
+def _is_scalar(schema: Mapping[str, Any]) -> bool:
+    if "const" in schema or "enum" in schema:
+        return True
+    return schema.get("type") in ("integer", "number", "boolean") or "pattern" in schema

@@ -1,0 +1,189 @@
+"""`nearhit policy`: the policy of a gateway that runs, as operators see, try, change and take it back."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+
+from gateway.cli.admin_client import AdminClient, CommandFailed, Place, connected
+from gateway.cli.client import FAULT, GOOD, WrongUsage, asked, group, say, tell, time_text
+from gateway.config.errors import Fault
+from gateway.config.policy.diff import difference
+from gateway.config.policy.history import AUTHOR, COMMENT
+from gateway.config.policy.load import LAST_FILE
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `policy` and its commands. `commands`: argparse's subparsers."""
+    add = group(commands, shared, "policy", "The policy in force: see it, try one, change it, take it back.")
+    add("show", run_show, "Print the files of the policy in force.")
+    validated = add("validate", run_validate, "Say what a file would make of the policy, and change nothing.")
+    applied = add("apply", run_apply, "Put a file in force: it is written to the gateway's policies, whole or not.")
+    for command in (validated, applied):
+        command.add_argument("file", metavar="FILE", type=Path, help="the new content of one policy file")
+        command.add_argument("--as", dest="name", metavar="NAME", help="of the policy file; default: that of FILE")
+    validated.add_argument("--offline", action="store_true", help="against the files of --config, without a gateway")
+    listed = add("history", run_history, "List the versions that were in force, the youngest first.")
+    listed.add_argument("--limit", type=int, default=20, metavar="N", help="default: %(default)s")
+    compared = add("diff", run_diff, "Show what a version changed, or what lies between two.")
+    compared.add_argument("versions", metavar="VERSION", nargs="*", help="number or hash; default: the last one")
+    rolled = add("rollback", run_rollback, "Put the files of a former version in force again, as a new version.")
+    rolled.add_argument("version", metavar="VERSION", nargs="?", help="default: the one before the last")
+    for command in (applied, rolled):
+        command.add_argument("--author", metavar="NAME", help="who is named in the history; default: who you are here")
+        command.add_argument("--comment", metavar="TEXT", default="", help="why")
+        command.add_argument("--if-match", metavar="HASH", help="only while this policy is in force")
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    async def ask(admin: AdminClient) -> int:
+        found = await admin.get("/admin/policy")
+        for fault in () if arguments.json else found["faults"]:
+            sys.stderr.write(f"not in force: {fault}\n")
+        for warning in () if arguments.json else found["warnings"]:
+            sys.stderr.write(f"warning: {warning}\n")
+        files = (f"# {file['name']}, policy {found['hash']}\n{file['content']}" for file in found["files"])
+        return tell(arguments, found, "\n".join(files))
+
+    return asked(arguments, ask)
+
+
+def run_validate(arguments: argparse.Namespace) -> int:
+    content, name = _content(arguments.file), _name(arguments)
+    if arguments.offline:
+        offline = import_module("gateway.cli.policy_offline")  # 0.7 s that who asks a gateway need not wait
+        return _said_of(arguments, 200, asyncio.run(offline.validated(arguments.config, name, content)))
+
+    async def ask(admin: AdminClient) -> int:
+        path = f"/admin/policy/validate?{urlencode({'file': name})}"
+        status, said = await admin.submit(path, content, {})
+        await _hint(arguments, admin, status)
+        return _said_of(arguments, status, said)
+
+    return asked(arguments, ask)
+
+
+def run_apply(arguments: argparse.Namespace) -> int:
+    content = _content(arguments.file)
+
+    async def ask(admin: AdminClient) -> int:
+        path = f"/admin/policy?{urlencode({'file': _name(arguments)})}"
+        status, said = await admin.submit(path, content, _headers(arguments))
+        await _hint(arguments, admin, status)
+        return _said_of(arguments, status, said)
+
+    return asked(arguments, ask)
+
+
+async def _hint(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
+    """Where a file with faults would have been one more beside those in force: that may not have been meant."""
+    if status != 422 or arguments.name is not None or arguments.json:
+        return
+    names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
+    if names and _name(arguments) not in names:
+        sys.stderr.write(
+            f"{_name(arguments)} would be a file of its own beside {', '.join(names)}: --as {names[-1]} would make it "
+            "the new content of that one\n"
+        )
+
+
+def run_rollback(arguments: argparse.Namespace) -> int:
+    key = arguments.version
+    body = {} if key is None else {"version": int(key)} if key.isdigit() and len(key) < 10 else {"hash": key}
+
+    async def ask(admin: AdminClient) -> int:
+        status, said = await admin.submit("/admin/policy/rollback", orjson.dumps(body), _headers(arguments))
+        return _said_of(arguments, status, said)
+
+    return asked(arguments, ask)
+
+
+def run_history(arguments: argparse.Namespace) -> int:
+    async def ask(admin: AdminClient) -> int:
+        found = await admin.get(f"/admin/policy/history?{urlencode({'limit': arguments.limit})}")
+        return tell(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
+
+    return asked(arguments, ask)
+
+
+def _line(version: Mapping[str, Any]) -> str:
+    changed = f"+{version['added']} -{version['removed']}"
+    who = f"{version['author']} ({version['via']})" + (f"  {version['comment']}" if version["comment"] else "")
+    return f"{version['version']:>4}  {version['hash']}  {time_text(version['at'])}  {changed:<12}{who}"
+
+
+def run_diff(arguments: argparse.Namespace) -> int:
+    if len(arguments.versions) > 2:
+        raise WrongUsage("expected at most two versions")
+
+    async def ask(admin: AdminClient) -> int:
+        keys = arguments.versions or [str((await admin.get("/admin/policy/history?limit=1"))["versions"][0]["version"])]
+        found = [await admin.get(f"/admin/policy/history/{quote(key, safe='')}") for key in keys]
+        diff = found[0]["diff"] if len(found) == 1 else difference(found[0]["files"], found[1]["files"])
+        return tell(arguments, {"diff": diff}, diff.rstrip("\n"))
+
+    return asked(arguments, ask)
+
+
+async def warnings_of(place: Place) -> list[Fault]:
+    """What only the gateway there can warn of. Raises `CommandFailed`."""
+    async with connected(place) as admin:
+        found = await admin.get("/admin/policy")
+    return [Fault(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
+
+
+def _said_of(arguments: argparse.Namespace, status: int, said: Mapping[str, Any]) -> int:
+    """What came of a file, or every fault of it."""
+    if arguments.json:
+        say(orjson.dumps(said).decode())
+    elif status == 422:
+        for fault in said["faults"]:
+            say(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
+    elif status != 200:
+        raise CommandFailed(str(said.get("error", "no reason is given")))
+    else:
+        for warning in said["warnings"]:
+            say(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
+        say(said["diff"].rstrip("\n") + f"\n{_outcome(said)}" if said["diff"] else _outcome(said))
+    return GOOD if status == 200 else FAULT
+
+
+def _outcome(said: Mapping[str, Any]) -> str:
+    if said.get("applied"):
+        return f"policy {said['hash']} is in force, after {said['previous']}"
+    if said["hash"] == said["previous"]:
+        return f"nothing changes: policy {said['hash']} is in force"
+    return f"no faults: this would be policy {said['hash']}, after {said['previous']}"
+
+
+def _headers(arguments: argparse.Namespace) -> dict[str, str]:
+    match = {} if arguments.if_match is None else {"If-Match": f'"{arguments.if_match}"'}
+    return {AUTHOR: arguments.author or _who(), COMMENT: arguments.comment, **match}
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    return arguments.name or arguments.file.name or LAST_FILE
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}: expected a policy file") from None

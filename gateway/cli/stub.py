@@ -1,0 +1,149 @@
+"""`nearhit stub`: an endpoint without a model, for trying what stands before it.
+
+It speaks OpenAI's chat completions, and says of each answer what it is. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import uvloop
+from aiohttp import web
+
+from gateway.cli.client import GOOD, address, duration
+from gateway.cli.signals import until_signalled
+from gateway.config.units import Address
+from gateway.errors import StartFailed
+
+LISTEN = Address("127.0.0.1", 9001)
+MAX_BODY = 10 * 2**20
+SHOWN = 200  # characters of the question that an answer repeats
+
+
+def register(commands: Any, shared: argparse.ArgumentParser) -> None:
+    """Adds `stub`. `commands`: argparse's subparsers."""
+    text = "Run an endpoint without a model, to try the gateway before it."
+    command = commands.add_parser("stub", parents=[shared], help=text, description=text)
+    command.add_argument(
+        "--listen", metavar="HOST:PORT", type=address, default=LISTEN, help="port 0: a free one; default: %(default)s"
+    )
+    command.add_argument(
+        "--delay",
+        metavar="DURATION",
+        type=duration,
+        default=0.0,
+        help="before an answer begins, such as 300ms; default: 0s",
+    )
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    uvloop.run(serve(arguments.listen, arguments.delay))
+    return GOOD
+
+
+async def serve(listen: Address, delay_s: float) -> None:
+    """Until a signal ends it. Raises `StartFailed`."""
+    application = web.Application(client_max_size=MAX_BODY)
+    application.add_routes(
+        [
+            web.get("/v1/models", _models),
+            web.post("/v1/chat/completions", _Chat(delay_s).answer),
+            web.route("*", "/{path:.*}", _absent),
+        ]
+    )
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, listen.host, listen.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StartFailed(f"cannot listen on {listen} (--listen): {error.strerror}") from None
+        host, port = runner.addresses[0][:2]
+        sys.stderr.write(f"nearhit stub serves http://{Address(host, port)}/v1, and no model\n")
+        sys.stderr.flush()
+        await until_signalled()
+    finally:
+        await runner.cleanup()
+
+
+async def _models(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "nearhit"}]})
+
+
+async def _absent(request: web.Request) -> web.Response:
+    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {request.path[:SHOWN]}"
+    return web.json_response({"error": _error(said, code="not_found")}, status=404)
+
+
+def _error(message: str, code: str | None = None) -> dict[str, str | None]:
+    return {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+
+
+class _Chat:
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._asked = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = orjson.loads(await request.read())
+            question = question_of(body)
+        except (orjson.JSONDecodeError, ValueError):
+            return web.json_response({"error": _error("expected JSON with model and messages")}, status=400)
+        self._asked += 1
+        await asyncio.sleep(self._delay_s)
+        model = str(body.get("model", "stub"))
+        text = f"{model} would answer here; this is a stub. You asked: {question[:SHOWN]}"
+        about = {"id": f"chatcmpl-stub-{self._asked}", "created": int(time.time()), "model": model}
+        usage = _usage(body["messages"], text)
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+            return web.json_response({**about, "object": "chat.completion", "choices": [choice], "usage": usage})
+        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        return await _streamed(request, about, text, usage if wants_usage else None)
+
+
+def question_of(body: Any) -> str:
+    """The last message's text. Raises `ValueError` where there is none."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        raise ValueError
+    content = messages[-1].get("content")
+    if isinstance(content, list):  # parts, of which some are texts
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")
+
+
+def _usage(messages: Sequence[Any], text: str) -> dict[str, int]:
+    """A word counts as a token."""
+    asked, answered = len(orjson.dumps(messages).split()), len(text.split())
+    return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+
+
+async def _streamed(
+    request: web.Request, about: Mapping[str, Any], text: str, usage: Mapping[str, int] | None
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+
+    async def send(choices: list[dict[str, Any]], **more: Any) -> None:
+        event = {**about, "object": "chat.completion.chunk", "choices": choices, **more}
+        await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+
+    await send([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+    for word in text.split(" "):
+        await send([{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None}])
+    await send([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    if usage is not None:
+        await send([], usage=usage)
+    await response.write(b"data: [DONE]\n\n")
+    return response

@@ -1,0 +1,164 @@
+"""Fills the cache with the answers to given prompts, through the data port, at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gateway.cli.admin_client import CommandFailed
+from gateway.cli.progress import Advance
+
+MAX_LINE = 10 * 2**20
+MAX_FAULTS = 10
+CONNECT_S, ANSWER_S = 5.0, 900.0
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(?:/(s|m|h))?", re.ASCII)
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is sent where. `rate`: requests a second."""
+
+    file: Path
+    url: str
+    model: str
+    rate: float
+    concurrency: int
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Summary:
+    stored: int = 0
+    hits: int = 0
+    not_stored: int = 0  # answered, and not to be stored: the policy's or the answer's doing
+    failed: int = 0
+    first_failure: str | None = None  # without texts
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stored": self.stored,
+            "hits": self.hits,
+            "not_stored": self.not_stored,
+            "failed": self.failed,
+            "first_failure": self.first_failure,
+        }
+
+    def count(self, status: int, cache_status: str) -> None:
+        if status != 200:
+            self.fail(f"status {status}")
+        elif "; hit" in cache_status:
+            self.hits += 1
+        elif "; stored" in cache_status:
+            self.stored += 1
+        else:
+            self.not_stored += 1
+
+    def fail(self, reason: str) -> None:
+        self.failed += 1
+        self.first_failure = self.first_failure or reason
+
+
+def parse_rate(text: str) -> float:
+    """`5/s`, `300/m` or `5` -> requests a second. Raises `ValueError` with the sentence."""
+    match = _RATE.fullmatch(text)
+    rate = float(match[1]) / _SECONDS[match[2]] if match else 0.0
+    if rate <= 0:
+        raise ValueError(f"expected a rate such as 5/s or 100/m, got {text!r}")
+    return rate
+
+
+def count_prompts(plan: Plan) -> int:
+    """How many there are. Raises `CommandFailed` with the lines that are none: nothing has been sent then."""
+    count, faults = 0, []
+    for number, line in _lines(plan.file):
+        try:
+            _request_of(line, plan.model)
+            count += 1
+        except ValueError as error:
+            faults.append(f"{plan.file}:{number}: {error}")
+            if len(faults) == MAX_FAULTS:
+                break
+    if faults:
+        raise CommandFailed("\n".join(faults))
+    return count
+
+
+async def warm(plan: Plan, total: int, progress: Advance) -> Summary:
+    """Raises `CommandFailed` where nobody listens."""
+    summary = Summary()
+    places = asyncio.Semaphore(plan.concurrency)
+    begun = time.monotonic()
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+
+        async def send(path: str, body: bytes) -> None:
+            try:
+                await _send(session, plan, path, body, summary)
+            finally:
+                places.release()
+            progress(1)
+
+        for i, (_, line) in enumerate(_lines(plan.file)):
+            await asyncio.sleep(max(0.0, begun + i / plan.rate - time.monotonic()))
+            await places.acquire()
+            path, body = _request_of(line, plan.model)
+            tasks.create_task(send(path, body))
+    if summary.failed == total > 0 and summary.first_failure == UNREACHABLE:
+        raise CommandFailed(
+            f"no gateway answers at {plan.url}: expected one that runs, with its data port there (--url)"
+        )
+    return summary
+
+
+UNREACHABLE = "nobody listens"
+
+
+async def _send(session: aiohttp.ClientSession, plan: Plan, path: str, body: bytes, summary: Summary) -> None:
+    headers = {"Content-Type": "application/json", **plan.headers}
+    try:
+        async with session.post(plan.url + path, data=body, headers=headers) as response:
+            async for _ in response.content.iter_chunked(2**16):
+                pass  # to its end: a stream is stored when it is complete
+            summary.count(response.status, response.headers.get("Cache-Status", ""))
+    except aiohttp.ClientConnectorError:
+        summary.fail(UNREACHABLE)
+    except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+        summary.fail(type(error).__name__)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with file.open("rb") as opened:
+            number = 0
+            while line := opened.readline(MAX_LINE):
+                number += 1
+                if len(line) == MAX_LINE:
+                    raise CommandFailed(f"{file}:{number}: expected a line of at most {MAX_LINE} bytes")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise CommandFailed(f"{file}: cannot be read ({error.strerror}): expected a file of prompts") from None
+
+
+def _request_of(line: bytes, model: str) -> tuple[str, bytes]:
+    """Path and body. Raises `ValueError`."""
+    expected = "expected a JSON string, or a body with messages or a prompt"
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}), {expected}") from None
+    if isinstance(value, str) and value.strip():
+        value = {"messages": [{"role": "user", "content": value}]}
+    if not isinstance(value, dict) or not (isinstance(value.get("messages"), list) or "prompt" in value):
+        raise ValueError(expected)
+    path = "/v1/chat/completions" if "messages" in value else "/v1/completions"
+    return path, orjson.dumps({"model": model, **value})

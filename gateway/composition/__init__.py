@@ -1,1 +1,0 @@
-"""The composition root's parts: builds what the configuration names."""

@@ -1,0 +1,101 @@
+"""Settings from the environment: `NEARHIT_SERVER__LISTEN=0.0.0.0:80` goes before `server.listen` of the file."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from gateway.config.backends import section_of
+from gateway.config.errors import Fault, KeyPath, closest
+from gateway.config.schema import Config
+from gateway.config.validation import Section
+from gateway.config.yaml_scalars import ScalarInvalid, resolve_scalar
+from gateway.errors import StartFailed
+
+_PREFIX = "NEARHIT_"
+_TOP_LEVEL = ("data_dir", "policies")
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """A document with the environment's settings in it."""
+
+    value: dict[str, Any]
+    origins: Mapping[KeyPath, str]  # which variable a value came from
+    faults: tuple[Fault, ...]
+
+
+def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Overridden:
+    """Puts every setting of the environment into a copy of the document.
+
+    Only names with `__` are settings, and those of `data_dir` and `policies`: Kubernetes sets NEARHIT_PORT and
+    NEARHIT_SERVICE_HOST by itself for a service of this name, and a secret may well be in NEARHIT_ADMIN_TOKEN.
+    """
+    value = copy.deepcopy(dict(document))
+    known = dict(_settings(value))
+    origins: dict[KeyPath, str] = {}
+    faults: list[Fault] = []
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or ("__" not in name and name not in known):
+            continue
+        path = known.get(name)
+        if path is None:
+            guess = closest(name, known)
+            hint = f", did you mean {guess}?" if guess else ","
+            message = f"unknown setting{hint} expected NEARHIT_SECTION__KEY with keys of config.yaml"
+            faults.append(environment_fault(name, message))
+            continue
+        try:
+            if _put(value, path, resolve_scalar(environ[name])):
+                origins[path] = name
+        except ScalarInvalid as invalid:
+            faults.append(environment_fault(name, str(invalid)))
+    return Overridden(value, origins, tuple(faults))
+
+
+def environment_fault(name: str, message: str) -> Fault:
+    """A fault of a variable; the environment has no lines."""
+    return Fault("environment", 0, (name,), message)
+
+
+def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+    if variable is None:
+        return None
+    value = environ.get(variable, "")
+    if not value:
+        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
+    return value
+
+
+def _settings(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]:
+    paths = [path for path in _scalars(Config) if len(path) > 1 or path[0] in _TOP_LEVEL]
+    backends = document.get("backends")
+    for name, backend in backends.items() if isinstance(backends, dict) else ():
+        kind = section_of(backend.get("adapter") if isinstance(backend, dict) else None)
+        paths += [("backends", name, *path) for path in _scalars(kind)]
+    for path in paths:
+        yield _PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path), path
+
+
+def _scalars(section: type[Section]) -> Iterator[KeyPath]:
+    """The paths of every key that takes a scalar."""
+    for key, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from ((key, *rest) for rest in _scalars(kind))
+        elif get_origin(kind) is not Mapping:
+            yield (key,)
+
+
+def _put(document: dict[str, Any], path: KeyPath, value: object) -> bool:
+    """Sets the value; False where the file has something else than a mapping on the way, which is a fault there."""
+    place: Any = document
+    for part in path[:-1]:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            return False
+    place[path[-1]] = value
+    return True

@@ -1,0 +1,1 @@
+"""Policy files: schema, loading, checks, history, and the routes that they compile to."""

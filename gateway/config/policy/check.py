@@ -1,0 +1,132 @@
+"""What `nearhit check` finds: every fault of the configuration and its policies at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.config.errors import ConfigInvalid, Fault, in_order
+from gateway.config.load import Reading as ConfigReading
+from gateway.config.load import read_config
+from gateway.config.policy.load import LAST_FILE, policy_files, read_policy, read_texts
+from gateway.config.policy.model import Policy
+from gateway.config.yaml_loader import load_yaml, read_file
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What was checked and what was found. Good when `faults` is empty."""
+
+    faults: tuple[Fault, ...]
+    warnings: tuple[Fault, ...]
+    files: tuple[str, ...]
+
+    def warned(self, more: Iterable[Fault]) -> CheckResult:
+        """The same with more warnings."""
+        return replace(self, warnings=(*self.warnings, *more))
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as machines read it."""
+        return {
+            "ok": not self.faults,
+            "files": list(self.files),
+            "faults": [fault.as_json() for fault in self.faults],
+            "warnings": [warning.as_json() for warning in self.warnings],
+        }
+
+
+Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[Fault]]
+"""Runs the expectations of a policy, given the adapter of each backend -> those that do not hold."""
+
+
+def _unrehearsed(*_: object) -> Iterable[Fault]:
+    return ()
+
+
+def check(
+    paths: Sequence[Path],
+    config_path: Path,
+    environ: Mapping[str, str] = os.environ,
+    rehearse: Rehearse = _unrehearsed,
+) -> CheckResult:
+    """Checks each path: a configuration file, a policy file, or a folder of policy files. None: the configuration and
+    its policies.
+
+    Backends that policies name are held against the first configuration among the paths, else against
+    `config_path`; where that does not exist they are not checked. Expectations are run where all rules are there:
+    those of one file before a default depend on others.
+    """
+    configs = [path for path in paths if _is_config(path, config_path)]
+    reading = read_config(configs[0] if configs else config_path, environ)
+    checking = _Checking(reading, rehearse)
+    if not paths:
+        checking.add_config(config_path, reading)
+        checking.add_policies(reading.policies)
+    for path in paths:
+        if path in configs:
+            checking.add_config(path, read_config(path, environ))
+        else:
+            checking.add_policies(path)
+    return checking.result()
+
+
+class _Checking:
+    """What has been found so far."""
+
+    def __init__(self, reading: ConfigReading, rehearse: Rehearse) -> None:
+        self._backends = reading.backends
+        self._rehearse = rehearse
+        configured = {} if reading.config is None else reading.config.backends
+        self._adapters = {name: backend.adapter for name, backend in configured.items()}
+        self._faults: list[Fault] = []
+        self._warnings: list[Fault] = []
+        self._files: list[str] = []
+
+    def add_config(self, path: Path, reading: ConfigReading) -> None:
+        self._files.append(str(path))
+        self._faults += reading.faults
+        self._warnings += reading.warnings
+
+    def add_policies(self, path: Path) -> None:
+        """A folder as a whole, or one file."""
+        if not path.is_dir():
+            # Before a default.yaml a file is only a part: the default is not its business.
+            part = path.name != LAST_FILE and (path.parent / LAST_FILE).is_file()
+            self._add_files([path], ends=not part)
+            return
+        try:
+            self._add_files(policy_files(path), ends=True, folder=path)
+        except ConfigInvalid as invalid:
+            self._faults += invalid.faults
+            return
+        for other in sorted(path.glob("*.yml")):
+            message = "policy files end in .yaml, expected the file renamed: it is not in force"
+            self._warnings.append(Fault(str(other), 1, (), message))
+
+    def result(self) -> CheckResult:
+        return CheckResult(in_order(self._faults), in_order(self._warnings), tuple(self._files))
+
+    def _add_files(self, paths: Sequence[Path], ends: bool, folder: Path | None = None) -> None:
+        self._files += map(str, paths)
+        texts, faults = read_texts(paths)
+        reading = read_policy(texts, self._backends, ends=ends and not faults, folder=folder, adapters=self._adapters)
+        self._faults += [*faults, *reading.faults]
+        self._warnings += reading.warnings
+        if ends and not faults and reading.policy is not None:
+            self._faults += self._rehearse(reading.policy, self._adapters)
+
+
+def _is_config(path: Path, config_path: Path) -> bool:
+    """Whether a file is a configuration: by its name, else by what it says."""
+    if path == config_path or path.name == config_path.name:
+        return True
+    if path.is_dir():
+        return False
+    try:
+        content = load_yaml(read_file(path, "a file"), str(path), {}).value
+    except ConfigInvalid:
+        return False
+    return "routes" not in content and bool({"backends", "server", "policies"} & content.keys())

@@ -1,0 +1,146 @@
+"""From the files of a folder to a `Policy`, or to every fault in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.config import Config
+from gateway.config.errors import ConfigInvalid, Fault, in_order
+from gateway.config.policy.compile import compiled
+from gateway.config.policy.cross_checks import contradictions
+from gateway.config.policy.model import Policy, Route, Text
+from gateway.config.policy.schema import PolicyFile
+from gateway.config.policy.tests import Expectation, compiled_expectations
+from gateway.config.policy.warnings import doubts, unused
+from gateway.config.validation import complaints
+from gateway.config.yaml_loader import Source, load_yaml, read_file
+
+LAST_FILE = "default.yaml"
+MAX_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the files say, as far as they can be read."""
+
+    policy: Policy | None  # None: there are faults
+    faults: tuple[Fault, ...]
+    warnings: tuple[Fault, ...]
+
+
+def load_policy(folder: Path, config: Config) -> Policy:
+    """Reads every `*.yaml` of the folder itself, in the order of their names, `default.yaml` last.
+
+    Raises `ConfigInvalid` with the faults of all files.
+    """
+    texts, faults = read_texts(policy_files(folder))
+    # Where a file is missing nobody knows which rule is the last.
+    reading = read_policy(texts, config.backends, ends=not faults)
+    if faults or reading.policy is None:
+        raise ConfigInvalid([*faults, *reading.faults])
+    return reading.policy
+
+
+def read_texts(paths: Iterable[Path]) -> tuple[list[Text], list[Fault]]:
+    """The files that can be read, and why others cannot."""
+    texts: list[Text] = []
+    faults: list[Fault] = []
+    for path in paths:
+        try:
+            texts.append(Text(str(path), read_file(path, "a policy file")))
+        except ConfigInvalid as invalid:
+            faults += invalid.faults
+    return texts, faults
+
+
+def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
+    """A whole policy from one text; `name` stands for the file in faults. Raises `ConfigInvalid`."""
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    reading = read_policy([Text(name, content)], config.backends)
+    if reading.policy is None:
+        raise ConfigInvalid(reading.faults)
+    return reading.policy
+
+
+def policy_files(folder: Path) -> list[Path]:
+    """The files of a policy in the order in which their rules are tried.
+
+    Hidden files are left out, since editors keep unfinished copies in them. Raises `ConfigInvalid`.
+    """
+    try:
+        shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError as error:
+        raise _folder_fault(folder, f"cannot be read ({error.strerror}), expected a folder of policy files") from None
+    found = [path for path in shown if path.suffix == ".yaml"]
+    if not found:
+        hint = ", each with a name that ends in .yaml" if any(path.suffix == ".yml" for path in shown) else ""
+        raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}{hint}")
+    if len(found) > MAX_FILES:
+        raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
+    return sorted(found, key=lambda path: in_turn(path.name))
+
+
+def in_turn(name: str) -> tuple[bool, str]:
+    """Sorts names of files into the order in which their rules are tried."""
+    return name == LAST_FILE, name
+
+
+def read_policy(
+    texts: Sequence[Text],
+    backends: Collection[str],
+    *,
+    ends: bool = True,
+    folder: Path | None = None,
+    adapters: Mapping[str, str] | None = None,
+) -> Reading:
+    """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default.
+    `folder`: these are all of it. `adapters`: of each backend; where they are not known, no warning hangs on them."""
+    faults: list[Fault] = []
+    warnings: list[Fault] = []
+    sources: list[Source] = []
+    routes: list[Route] = []
+    expectations: list[Expectation] = []
+    for text in texts:
+        try:
+            source = load_yaml(text.content, text.file, None)
+        except ConfigInvalid as invalid:
+            faults += invalid.faults
+            ends = ends and text is not texts[-1]
+            continue
+        sources.append(source)
+        faults += source.faults
+        try:
+            file = PolicyFile.model_validate(source.value)
+        except ValidationError as invalid:
+            faults += (
+                source.fault(path, message) for path, message in complaints(invalid) if path not in source.unreadable
+            )
+        else:
+            routes += compiled(file, source)
+            expectations += compiled_expectations(file.tests, source)
+    unreadable = {(source.file, path) for source in sources for path in source.unreadable}
+    faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
+    policy = None
+    if not faults:
+        warnings += doubts(sources, adapters or {})
+        warnings += () if folder is None else unused(sources, backends, str(folder))
+        policy = Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts), tuple(expectations))
+    return Reading(policy, in_order(faults), in_order(warnings))
+
+
+def hash_of(texts: Iterable[Text]) -> str:
+    """Of a policy: of the names and the bytes of its files, in their order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        name = text.name.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:%b%d:%b" % (len(name), name, len(text.content), text.content))
+    return digest.hexdigest()[:12]
+
+
+def _folder_fault(folder: Path, message: str) -> ConfigInvalid:
+    return ConfigInvalid([Fault(str(folder), 1, (), message)])

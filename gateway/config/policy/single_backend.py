@@ -1,0 +1,40 @@
+"""What `nearhit serve --upstream URL` runs with: one backend, both caches on, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.config import Config
+from gateway.config.errors import ConfigInvalid, Fault, KeyPath
+from gateway.config.load import build
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.model import Policy
+
+POLICY = b"""\
+version: 1
+routes:
+  - name: default
+    match: {}
+    cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, max_wrong_hits: 1%, audit: 2%}}
+    route: {backend: main}
+"""
+
+
+def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple[Config, Policy]:
+    """Configuration and policy for one endpoint, OpenAI's or Anthropic's. Settings of the environment apply as they do
+    to a file.
+
+    Raises `ConfigInvalid`.
+    """
+
+    def fault_at(_: KeyPath, message: str) -> Fault:
+        return Fault("command line", 0, ("--upstream",), message)
+
+    adapter = "anthropic" if urlsplit(url).hostname == "api.anthropic.com" else "openai"
+    document = {"version": 1, "backends": {"main": {"adapter": adapter, "url": url}}}
+    reading = build(document, (), fault_at, Path(), environ or {})
+    if reading.config is None:
+        raise ConfigInvalid(reading.faults)
+    return reading.config, policy_from_text(POLICY, "upstream", reading.config)

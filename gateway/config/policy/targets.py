@@ -1,0 +1,205 @@
+"""What `route:` may say beyond names of backends: parts, tiers, fallbacks, a shadow and a cascade."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from gateway.config import schema_types as written
+from gateway.config.errors import show
+from gateway.config.fields import Text
+from gateway.config.schema_types import Written, any_of
+from gateway.config.units import PositiveShare, parse_positive_share, parse_share
+from gateway.config.validation import Problem, Section, one_of
+
+MAX_TIERS, MAX_SAMPLES = 8, 9
+
+# As compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the backends that a tier's calls are divided among."""
+
+    backend: str
+    share: float  # of the calls, in (0, 1]; the parts of a tier sum to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A backend that is asked the same as some clients have asked, and whose answers nobody is served."""
+
+    backend: str
+    share: float  # of the misses, in (0, 1]
+    per_hour: int | None = None  # calls; None: no bound
+
+
+Check = Literal["logprobs", "consistency", "verifier"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """The lightest tier is tried first where the complexity asks for more; its answer is served if the check is
+    confident."""
+
+    check: Check
+    accept_above: float  # confidence in [0, 1) above which the answer is served
+    samples: int = 3  # answers that `consistency` compares, the one that may be served included
+    judge: str | None = None  # the backend that `verifier` asks for a grade
+    otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # where there are no logprobs
+
+
+# As written
+
+
+def parse_parts(value: object) -> tuple[Part, ...]:
+    """`main`, or `{current: 95%, next: 5%}`. Raises `ValueError`."""
+    if isinstance(value, str) and value:
+        return (Part(value, 1.0),)
+    if not isinstance(value, dict) or not value:
+        quotes = "; put it in quotes" if isinstance(value, bool | int | float) else ""
+        raise ValueError(f"expected a backend, or parts such as {{current: 95%, next: 5%}}, got {show(value)}{quotes}")
+    parts = []
+    for name, share in value.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"expected names of backends, got {show(name)}")
+        try:
+            parts.append(Part(name, parse_positive_share(share)))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    whole = math.fsum(part.share for part in parts)
+    if abs(whole - 1.0) > 1e-6:
+        raise ValueError(f"expected parts that make 100%, got {100 * whole:g}%")
+    return tuple(parts)
+
+
+def parse_steps(value: object) -> tuple[float, ...] | None:
+    """One complexity, or one a step between tiers, ascending. Raises `ValueError`."""
+    if value is None:
+        return None
+    given = value if isinstance(value, list | tuple) else [value]
+    steps = []
+    for step in given:
+        if isinstance(step, bool) or not isinstance(step, int | float):
+            raise ValueError(f"expected a number, or one a step such as [0.3, 0.7], got {show(step)}")
+        if not 0 <= step <= 1:  # NaN included
+            raise ValueError(f"expected {'at most 1' if step > 1 else 'at least 0'}, got {show(step)}")
+        steps.append(float(step))
+    if not steps or any(a >= b for a, b in pairwise(steps)):
+        got = ", ".join(f"{step:g}" for step in steps)
+        raise ValueError(f"expected ascending numbers such as [0.3, 0.7], got [{got}]")
+    return tuple(steps)
+
+
+def _if_given(value: object) -> tuple[Part, ...] | None:
+    return None if value is None else parse_parts(value)
+
+
+TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts), Written(written.PARTS)]
+Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given), Written(any_of(written.PARTS, {"type": "null"}))]
+Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), Written(written.STEPS)]
+
+
+class ShadowRule(Section):
+    """Which misses are asked of another backend, too."""
+
+    backend: Text = Field(examples=["next"])
+    share: PositiveShare = Field(examples=["1%"])
+    per_hour: Annotated[int, Field(ge=1)] | None = None
+
+
+class CascadeRule(Section):
+    """How the lightest model's answer is checked."""
+
+    check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
+    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), Written(written.SHARE)] = Field(
+        examples=["0.7"]
+    )
+    samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
+    judge: Text | None = None
+    otherwise: Annotated[
+        Literal["escalate", "consistency", "verifier"], one_of("escalate", "consistency", "verifier")
+    ] = "escalate"
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
+        if "otherwise" in given and given.get("check") != "logprobs":
+            yield Problem("otherwise", "says what to do without logprobs, expected check: logprobs beside it")
+        if "samples" in given and "consistency" not in checks:
+            yield Problem("samples", "has no meaning for this check, expected check: consistency beside it")
+        if given.get("judge") is not None and "verifier" not in checks:
+            yield Problem("judge", "has no meaning for this check, expected check: verifier beside it")
+
+
+def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iterator[Problem]:
+    """What is wrong between the keys that say who answers. `thresholds`: those by which a tier is chosen; the first of
+    them has one number a step, the others are for two tiers."""
+    has = {key for key, value in given.items() if value is not None}
+    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn", "cascade"}
+    if "backend" in has:
+        for key in sorted(pair | of_tiers | has & {"tiers"}):
+            yield Problem(key, "backend names the only one already, expected either it or light and large")
+        return
+    if "tiers" in has:
+        for key in sorted(pair):
+            yield Problem(key, "tiers names all of them already, expected either tiers or light and large")
+        yield from _steps_problems(given, has, thresholds)
+    elif not pair | of_tiers:
+        yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
+    else:
+        for key in sorted({"light", "large"} - pair):
+            yield Problem(None, f"{key!r} is required beside {min(pair | of_tiers)!r}, e.g. {key}: {key}")
+        if isinstance(steps := given.get("escalate_above"), list) and len(steps) > 1:
+            yield Problem("escalate_above", f"{len(steps)} numbers for one step, expected one between light and large")
+    first, *others = [rule for rule in thresholds if rule in has] or [""]
+    for other in others:
+        yield Problem(other, f"{first} decides already, expected one of {', '.join(thresholds)}")
+
+
+def _steps_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
+    tiers = given["tiers"]
+    if not isinstance(tiers, list):
+        return  # said elsewhere
+    if not 2 <= len(tiers) <= MAX_TIERS:
+        yield Problem("tiers", f"expected 2 to {MAX_TIERS} tiers, lightest first, got {len(tiers)}")
+        return
+    for name in tiers[1:-1]:
+        if name in ("light", "large"):  # those are the names of the first and the last one in metrics
+            yield Problem("tiers", f"a tier in between cannot be the backend {name!r}, expected it under another name")
+    if len(tiers) == 2:
+        return
+    for key in thresholds[1:]:
+        if key in has:
+            yield Problem(key, "works between two tiers, expected escalate_above with one number a step")
+    steps = given.get("escalate_above")
+    count = len(steps) if isinstance(steps, list) else 0 if steps is None else 1
+    if count != len(tiers) - 1 and not has & set(thresholds[1:]):
+        example = f"escalate_above with {len(tiers) - 1} ascending numbers"
+        message = f"{len(tiers)} tiers have {len(tiers) - 1} steps, expected {example}, got {count or 'none'}"
+        yield Problem("escalate_above" if count else None, message)
+
+
+def names_in(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every backend that a `route:`, as it was written, names -> (the path to it, its name)."""
+    for key in ("backend", "light", "large"):
+        yield from _names(route.get(key), (key,))
+    for key in ("tiers", "fallback"):
+        listed = route.get(key)
+        for place, value in enumerate(listed if isinstance(listed, list) else ()):
+            yield from _names(value, (key, place))
+    for key, field in (("shadow", "backend"), ("cascade", "judge")):
+        if isinstance(section := route.get(key), dict):
+            yield from _names(section.get(field), (key, field))
+
+
+def _names(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        yield from (((*path, name), name) for name in value if isinstance(name, str))

@@ -1,0 +1,154 @@
+"""From pydantic's errors to sentences in an operator's words.
+
+`Section` is the base of every mapping of a configuration file. It reports unknown keys, missing keys and
+contradictions between keys together with what is wrong inside them, so that one check finds every fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from gateway.config.errors import KeyPath, closest, show, unknown
+
+_FINAL = "sentence"  # the type of an error whose message is already the sentence
+
+
+class Problem(NamedTuple):
+    """A contradiction inside a mapping: the key to point at (None: the mapping itself) and the sentence."""
+
+    key: str | None
+    sentence: str
+
+
+class Section(BaseModel):
+    """A mapping of a configuration file: immutable, without unknown keys, without conversions between types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - subclasses read it
+        """What is wrong between the keys. `given` is as it was written: any key may hold any value."""
+        return iter(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _report_all(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, dict):
+            return handler(value)
+        strangers = [key for key in value if key not in cls.model_fields]
+        # What a misspelt key was meant to be counts as given: one slip, one fault.
+        meant = {guess: value[key] for key in strangers if (guess := closest(key, cls.model_fields))}
+        errors = [_error((key,), unknown("key", key, cls.model_fields), value[key]) for key in strangers]
+        known = {key: item for key, item in value.items() if key in cls.model_fields}
+        errors += [
+            _error(() if problem.key is None else (problem.key,), problem.sentence, value)
+            for problem in cls.problems({**meant, **known})
+        ]
+        try:
+            section = handler(known)
+        except ValidationError as invalid:
+            errors += cls._translated(invalid, meant)
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return section
+
+    @classmethod
+    def _translated(cls, invalid: ValidationError, meant: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+        for error in invalid.errors():
+            key = error["loc"][0] if len(error["loc"]) == 1 else None
+            if error["type"] != "missing":
+                yield _error(error["loc"], sentence(error), error["input"])
+            elif key not in meant:
+                example = cls.model_fields[str(key)].examples or ["..."]
+                yield _error((), f"{key!r} is required, e.g. {key}: {example[0]}", error["input"])
+
+
+def complaints(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
+    """Each error as the path it is at and its sentence."""
+    # pydantic marks a fault of a key itself with a last part of its own; the path ends at the key anyway.
+    return [(tuple(part for part in error["loc"] if part != "[key]"), sentence(error)) for error in invalid.errors()]
+
+
+def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
+    """A choice between words. Those in `later` are known, and refused as not yet there."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value in allowed:
+            return value
+        expected = f"expected {'one of: ' if len(allowed) > 1 else ''}{', '.join(allowed)}"
+        if isinstance(value, str) and value in later:
+            raise ValueError(f"{value!r} comes with a later version, {expected}")
+        if isinstance(value, str) and (guess := closest(value, allowed)):
+            raise ValueError(f"unknown value {show(value)}, did you mean {guess!r}? {expected}")
+        raise ValueError(f"{expected}, got {show(value)}")
+
+    return BeforeValidator(check)
+
+
+def _not_empty(value: object) -> object:
+    if value in ([], {}):
+        raise ValueError(f"expected at least one entry, got {show(value)}")
+    return value
+
+
+NOT_EMPTY = BeforeValidator(_not_empty)
+"""A list or mapping with an entry. Checked as written: pydantic's own bound also counts entries that are faulty."""
+
+
+def sentence(error: ErrorDetails) -> str:
+    """What is wrong and what was expected."""
+    context = error.get("ctx", {})
+    if error["type"] == _FINAL:
+        return error["msg"]
+    if error["type"] == "value_error":
+        return str(context["error"])
+    expectation = _EXPECTATIONS.get(error["type"])
+    if expectation is None:  # no field of ours leads here; better pydantic's words than none
+        return error["msg"]
+    hint = "; put it in quotes" if error["type"] == "string_type" and _scalar(error["input"]) else ""
+    return f"expected {expectation(context)}, got {show(error['input'])}{hint}"
+
+
+def _number(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def _scalar(value: object) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _error(loc: tuple[int | str, ...], text: str, value: object) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError(_FINAL, "{text}", {"text": text}), loc=loc, input=value)
+
+
+_EXPECTATIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": lambda _: "a whole number",
+    "int_from_float": lambda _: "a whole number",
+    "float_type": lambda _: "a number",
+    "finite_number": lambda _: "a finite number",
+    "bool_type": lambda _: "true or false",
+    "string_type": lambda _: "text",
+    "string_too_short": lambda _: "text",
+    "string_unicode": lambda _: "text in valid Unicode",
+    "string_too_long": lambda c: f"at most {c['max_length']} characters",
+    "dict_type": lambda _: "a mapping",
+    "mapping_type": lambda _: "a mapping",
+    "model_type": lambda _: "a mapping",
+    "list_type": lambda _: "a list",
+    "tuple_type": lambda _: "a list",
+    "greater_than_equal": lambda c: f"at least {_number(c['ge'])}",
+    "greater_than": lambda c: f"more than {_number(c['gt'])}",
+    "less_than_equal": lambda c: f"at most {_number(c['le'])}",
+    "less_than": lambda c: f"less than {_number(c['lt'])}",
+}

@@ -1,0 +1,153 @@
+"""YAML text as plain values that remember their lines.
+
+Reads with PyYAML's parser but constructs nothing except mappings, lists, text, numbers, booleans and null, within
+bounds: a configuration may come over the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.config.errors import ConfigInvalid, Fault, KeyPath, show
+from gateway.config.yaml_values import MAX_DEPTH, MAX_NODES, BoundExceeded, Expansion
+
+MAX_BYTES = 2**20
+
+_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file as it was read. `faults` are those that left the rest readable."""
+
+    file: str
+    value: dict[str, Any]
+    marks: Mapping[KeyPath, tuple[int, int]]
+    faults: tuple[Fault, ...]
+    substituted: Mapping[KeyPath, str]  # the text as written where `${VAR}` was replaced
+    unreadable: frozenset[KeyPath]  # where a fault left a stand-in: others there would only repeat it
+
+    def locate(self, path: KeyPath) -> tuple[int, int]:
+        """Line and column, from 1, of the key or list item, or of the nearest one around it that is there."""
+        while path not in self.marks:
+            path = path[:-1]
+        return self.marks[path]
+
+    def fault(self, path: KeyPath, message: str) -> Fault:
+        """A fault of the value at `path`. What came out of a variable is not repeated: it may be a secret."""
+        if (written := self.substituted.get(path)) is not None:
+            message = message.replace(show(self._at(path)), show(written))
+        return Fault(self.file, self.locate(path)[0], path, message)
+
+    def _at(self, path: KeyPath) -> object:
+        value: Any = self.value
+        for part in path:
+            value = value[part]
+        return value
+
+
+def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> Source:
+    """Reads one document whose top level is a mapping.
+
+    `${VAR}` in text is replaced from `environ`; None forbids it. Raises `ConfigInvalid` for what leaves nothing to
+    read on: syntax, encoding, bounds. Any other fault is in `Source.faults`.
+    """
+
+    def fatal(line: int, message: str) -> ConfigInvalid:
+        return ConfigInvalid([Fault(file, line, (), message)])
+
+    if len(content) > MAX_BYTES:
+        raise fatal(1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + len(_LINE_BREAK.findall(content, 0, error.start))
+        raise fatal(line, f"invalid UTF-8 at byte {error.start}, expected UTF-8 text") from None
+    try:
+        loader = _BoundedLoader(text)
+    except yaml.reader.ReaderError as error:
+        line = 1 + len(_LINE_BREAK.findall(text[: error.position].encode()))
+        raise fatal(line, f"character U+{error.character:04X} is not allowed, expected printable text") from None
+    expansion = Expansion(environ)
+    try:
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "text"
+            line = 1 if root is None else root.start_mark.line + 1
+            raise fatal(line, f"expected a mapping at the top level such as version: 1, got {found}")
+        value = expansion.mapping(root, ())
+    except BoundExceeded as error:
+        raise fatal(error.line, error.sentence) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark or loader.get_mark()
+        raise fatal(mark.line + 1, f"not valid YAML: {_in_words(error)}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
+        raise fatal(loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
+    faults = tuple(Fault(file, line, path, message) for line, path, message in expansion.faults)
+    return Source(file, value, expansion.marks, faults, expansion.substituted, frozenset(expansion.unreadable))
+
+
+def read_file(path: Path, expected: str) -> bytes:
+    """The content, cut one byte past the bound. Raises `ConfigInvalid`; `expected` ends its sentence."""
+    try:
+        # Opening a pipe would wait for somebody to write to it.
+        if path.exists() and not path.is_file():
+            problem = "not a file"
+        else:
+            with path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        problem = "does not exist"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    raise ConfigInvalid([Fault(str(path), 1, (), f"{problem}, expected {expected}")])
+
+
+def _in_words(error: yaml.MarkedYAMLError) -> str:
+    """The parser's own words in the order of our sentences: what is wrong, then what was expected."""
+    problem, context, begun = str(error.problem), str(error.context or ""), error.context_mark
+    if context.startswith("expected"):
+        return f"{context}, {problem}"
+    if "'\\t'" in problem:
+        return f"{problem}, expected spaces"
+    if "expected" in problem:
+        hint = next((hint for sign, hint in _HINTS.items() if sign in f"{problem} {context}"), "")
+        return f"{problem} {context} begun on line {begun.line + 1}{hint}" if context and begun else problem
+    return f"{problem}, expected YAML 1.1"
+
+
+# What the parser says where a value is meant that has a meaning of its own in YAML.
+_HINTS = {
+    "scanning an alias": '; put text that begins with * in quotes, e.g. "gpt-*"',
+    "scanning an anchor": "; put text that begins with & in quotes",
+    "got '{'": '; put text with braces in quotes, e.g. "${NAME}"',
+}
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Composes nodes, not too many and not too deep. Nothing is constructed from them by PyYAML."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        line = self.get_mark().line + 1
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise BoundExceeded(line, f"more than {MAX_NODES} values, expected fewer")
+        if self._depth >= MAX_DEPTH:
+            raise BoundExceeded(line, f"more than {MAX_DEPTH} levels deep, expected fewer")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1

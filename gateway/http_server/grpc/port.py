@@ -1,0 +1,171 @@
+"""The gRPC port: sockets, limits, drain. Turns gRPC's calls into requests and answers into messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.adapters.system.tls_reloader import Certificate
+from gateway.config.schema import Server as ServerConfig
+from gateway.config.units import Address
+from gateway.context import Handler, RequestContext, resolved
+from gateway.http_server.grpc.inference import Failed, infer, infer_all
+from gateway.http_server.grpc.metadata_rpcs import ABOUT, About
+from gateway.http_server.grpc.request_adapter import Asking
+from gateway.http_server.grpc.tls import credentials_of
+from gateway.inflight import Inflight
+from gateway.messages import Response
+from gateway.ports import Clock
+from gateway.response_headers import ResponseHeaders
+from gateway.streams import with_end
+
+LOG = logging.getLogger("nearhit.grpc")
+SERVICE = "inference.GRPCInferenceService"
+Context = Any  # grpc.aio.ServicerContext
+
+
+class GrpcPort:
+    """`handler`: the pipeline; `inflight`: requests that wait, over all ports. `certificate` None: plain HTTP/2. Raises
+    `CertificateUnusable`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        handler: Handler,
+        inflight: Inflight,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._handler = handler
+        self._inflight = inflight
+        self._own_headers = ResponseHeaders()
+        self._tls = None if certificate is None else credentials_of(certificate)
+        self._server: Any = None
+
+    async def start(self) -> tuple[str, int]:
+        """Returns the address, with the port that the system chose where 0 was asked for. Raises `OSError`."""
+        assert self._config.grpc is not None  # or there would be no such port
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=self._config.max_inflight,
+            options=[
+                ("grpc.max_receive_message_length", self._config.max_body),
+                ("grpc.max_send_message_length", -1),  # answers are bounded where they are read
+                ("grpc.max_metadata_size", self._config.max_header),
+                # A taken port is an error, as on the other ports; workers share one.
+                ("grpc.so_reuseport", int(self._config.workers > 1)),
+            ],
+        )
+        self._health = health.aio.HealthServicer()
+        add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
+        address = self._config.grpc
+        try:
+            if self._tls is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._tls)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+        await self._server.start()
+        for service in (
+            "",
+            SERVICE,
+        ):  # "" is the server itself: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+            await self._health.set(service, HealthCheckResponse.SERVING)
+        return Address(address.host, port)
+
+    async def stop(self) -> None:
+        """Takes no more calls, lets those under way end within `drain_timeout`, then cuts."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(self._config.drain_timeout)
+
+    def _methods(self) -> dict[str, Any]:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._unary(about), _message(f"{name}Request").FromString, _message(f"{name}Response").SerializeToString
+            )
+            for name, about in ABOUT.items()
+        }
+        methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+            self._infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+        )
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+        )
+        return methods
+
+    def _unary(self, about: About) -> Any:
+        async def answer(message: Any, context: Context) -> Any:
+            try:
+                return await about(message, self._asking(context), self._answer)
+            except Failed as error:
+                return await _abort(context, error)
+
+        return answer
+
+    async def _infer(self, message: Any, context: Context) -> Any:
+        try:
+            said = await infer(message, self._asking(context), self._answer)
+        except Failed as error:
+            return await _abort(context, error)
+        context.set_trailing_metadata(said.metadata)
+        return said.message
+
+    async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """One after the other, in the order in which they come: requests of a sequence are in order here. What fails is
+        said in the stream, and the stream goes on."""
+        asking = self._asking(context)
+        async for message in messages:
+            try:
+                async with aclosing(infer_all(message, asking, self._answer)) as answers:
+                    async for said in answers:
+                        context.set_trailing_metadata(said.metadata)
+                        yield said.message
+            except Failed as error:
+                context.set_trailing_metadata(error.metadata)
+                failure = pb.ModelStreamInferResponse(error_message=error.message)
+                failure.infer_response.id = message.id
+                yield failure
+
+    async def _answer(self, request: RequestContext) -> Response:
+        answer = self._handler(request)
+        self._inflight.count += 1
+        try:
+            response = await resolved(answer)
+        except BaseException:
+            self._over()
+            raise
+        return with_end(response, self._over)
+
+    def _over(self) -> None:
+        self._inflight.count -= 1
+
+    def _asking(self, context: Context) -> Asking:
+        metadata = context.invocation_metadata() or ()
+        address = address_of(context.peer() or "")
+        return Asking(metadata, context.time_remaining(), self._clock, self._own_headers, address)
+
+
+def address_of(peer: str) -> str:
+    """Of `ipv4:127.0.0.1:51234` or `ipv6:%5B::1%5D:51234`, as gRPC names its peers."""
+    return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
+
+
+def _message(name: str) -> Any:
+    return getattr(pb, name)
+
+
+async def _abort(context: Context, error: Failed) -> None:
+    await context.abort(error.code, error.message, error.metadata)

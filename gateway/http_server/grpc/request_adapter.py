@@ -1,0 +1,101 @@
+"""A gRPC call as the request that an HTTP client would have sent, and what became of it as a status of gRPC."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable
+
+import grpc
+from multidict import CIMultiDict
+
+from gateway.body_streams import AtHand
+from gateway.context import RequestContext
+from gateway.dialects.kserve import STREAM
+from gateway.messages import Response
+from gateway.observability.request_ids import HARMLESS
+from gateway.ports import Clock
+from gateway.response_headers import ResponseHeaders
+
+BUDGET = "x-latency-budget-ms"
+LONGEST_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
+STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    502: grpc.StatusCode.UNAVAILABLE,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+# Of a message rather than of its bytes on a wire; gRPC has its own.
+NOT_TOLD = frozenset({"content-type", "content-length", "inference-header-content-length", "server", "connection"})
+METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+
+
+Pipeline = Callable[[RequestContext], Awaitable[Response]]
+"""Answers a request, and counts it as long as its answer is not over."""
+
+
+class Asking:
+    """One RPC: its metadata and its deadline are those of every request that it makes."""
+
+    def __init__(
+        self,
+        metadata: Iterable[tuple[str, str | bytes]],
+        remaining_s: float | None,
+        clock: Clock,
+        own_headers: ResponseHeaders,
+        client_address: str = "",
+    ) -> None:
+        self._headers: CIMultiDict[str] = CIMultiDict(
+            (key, value)
+            for key, value in metadata
+            if isinstance(value, str) and not key.startswith((":", "grpc-")) and key not in ("te", "content-type")
+        )
+        if remaining_s is not None and 1e3 * remaining_s < LONGEST_MS and BUDGET not in self._headers:
+            self._headers[BUDGET] = str(max(1, int(1e3 * remaining_s)))
+        self._clock = clock
+        self._own_headers = own_headers
+        self._client_address = client_address
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", more: Iterable[tuple[str, str]] = (), *, stream: bool = False
+    ) -> RequestContext:
+        """`stream`: its client takes several answers."""
+        headers = CIMultiDict(self._headers)
+        for name, value in more:
+            headers[name] = value  # also where the client has metadata of that name
+        if stream:
+            headers[STREAM] = "1"
+        given = headers.get("x-request-id")
+        return RequestContext(
+            request_id=given if given is not None and HARMLESS.fullmatch(given) else os.urandom(12).hex(),
+            method=method,
+            path=path,
+            query="",
+            headers=headers,
+            body_source=AtHand(body),
+            clock=self._clock,
+            client_address=self._client_address,
+        )
+
+    def trailing_metadata(self, request: RequestContext, response: Response) -> tuple[tuple[str, str], ...]:
+        """The headers of an answer."""
+        return tuple(
+            (low, value)
+            for name, value in self._own_headers.all(request, response)
+            if (low := name.lower()) not in NOT_TOLD
+            and not low.startswith("grpc-")
+            and METADATA_KEY.fullmatch(low)
+            and value.isascii()
+            and value.isprintable()
+        )
+
+
+def status_of(status: int) -> grpc.StatusCode:
+    return STATUS.get(status, grpc.StatusCode.INTERNAL if status >= 500 else grpc.StatusCode.INVALID_ARGUMENT)

@@ -1,0 +1,121 @@
+"""Inputs of one request that no cache had, on their way to the backend in as few calls as can be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.body_streams import close_body
+from gateway.context import Handler, RequestContext, resolved
+from gateway.errors import BackendError, Malformed, Refused
+from gateway.messages import Batch, Response, Whole
+
+# An input that waits for another request's call of the same input does not arrive here. Once nothing has been heard of
+# any input for so long, those that are here go.
+QUIET_S = 0.005
+# Of one call: 128 embeddings of 3,072 numbers are some 8 MB of JSON, within what is read whole.
+MAX_INPUTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    request: RequestContext
+    answer: asyncio.Future[Response]
+
+
+class Gathering:
+    """`expected`: the fingerprints of the inputs that may come. They leave together as soon as all have come or have
+    been answered otherwise, or once all is quiet for `QUIET_S`; in the order of `expected`."""
+
+    def __init__(self, batch: Batch, expected: Iterable[str]) -> None:
+        self._batch = batch
+        self._places = {fingerprint: place for place, fingerprint in enumerate(expected)}
+        self._expected = set(self._places)
+        self._waiting: list[_Member] = []
+        self._forward: Handler | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def join(self, request: RequestContext, forward: Handler) -> Response:
+        """The answer for this input. Raises what the call raised."""
+        member = _Member(request, asyncio.get_running_loop().create_future())
+        self._forward = forward
+        self._waiting.append(member)
+        self.accounted(request.fingerprint)
+        return await member.answer
+
+    def accounted(self, fingerprint: str) -> None:
+        """This input has come, or has been answered otherwise: nobody waits for it any more."""
+        self._expected.discard(fingerprint)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and not self._expected:
+            self._leave()
+        elif self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._leave)
+
+    def _leave(self) -> None:
+        self._timer = None
+        # Who has left meanwhile wants nothing any more.
+        waiting = [member for member in self._waiting if not member.answer.done()]
+        waiting.sort(key=lambda member: self._places.get(member.request.fingerprint, 0))
+        self._waiting = []
+        for start in range(0, len(waiting), MAX_INPUTS):
+            _Flight(self._batch, waiting[start : start + MAX_INPUTS], self._forward)
+
+
+class _Flight:
+    """One call for several inputs; cancelled when none of them is wanted any more."""
+
+    def __init__(self, batch: Batch, members: Sequence[_Member], forward: Handler | None) -> None:
+        assert forward is not None  # whoever waits has brought it
+        self._batch = batch
+        self._members = members
+        self._wanted = len(members)
+        self._task = asyncio.create_task(self._fly(forward))
+        for member in members:
+            member.answer.add_done_callback(self._left)
+
+    def _left(self, answer: asyncio.Future[Response]) -> None:
+        self._wanted -= 1
+        if self._wanted == 0 and answer.cancelled():
+            self._task.cancel()
+
+    async def _fly(self, forward: Handler) -> None:
+        try:
+            answers = await self._answers(forward)
+            for member, answer in zip(self._members, answers, strict=True):
+                if not member.answer.done():
+                    member.answer.set_result(answer)
+        except Exception as error:
+            for member in self._members:
+                if not member.answer.done():
+                    member.answer.set_exception(again(error))
+
+    async def _answers(self, forward: Handler) -> list[Response]:
+        if len(self._members) == 1:
+            return [await resolved(forward(self._members[0].request))]
+        calls = [member.request.call for member in self._members]
+        known = [call for call in calls if call is not None]
+        response = await resolved(forward(self._members[0].request.with_call(self._batch.gathered(known))))
+        if not isinstance(response.body, Whole):
+            await close_body(response.body)
+            raise BackendError("the answer to several inputs is too large to be read", retryable=False)
+        if response.status != 200:
+            return [response for _ in self._members]
+        try:
+            pieces = self._batch.divided(known, response.body.data)
+        except Malformed as error:
+            raise BackendError(str(error), retryable=False) from None
+        return [replace(response, body=Whole(piece)) for piece in pieces]
+
+
+def again(error: Exception) -> Exception:
+    """The same for each of several who wait for it: an exception object carries one traceback."""
+    if isinstance(error, BackendError):
+        copy = BackendError(error.message, retryable=error.retryable, status=error.status)
+        copy.kind, copy.forwarded = error.kind, error.forwarded
+        copy.retry_after_s, copy.param = error.retry_after_s, error.param
+        return copy
+    return error if isinstance(error, Refused) else BackendError(f"internal error ({type(error).__name__})")

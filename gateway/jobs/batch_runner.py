@@ -1,0 +1,270 @@
+"""Batches become jobs, and the answers of jobs a file. Whoever holds a batch's lease drives it; when he is killed
+another one goes on: every step may be taken twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from gateway.errors import StoreUnavailable
+from gateway.job_records import Batch, Fault, File, Job, Line, Standing, Unsealable
+from gateway.job_store import Admittance, BatchStore, Bounds, JobStore
+from gateway.jobs.batches import Reading, file_id, key_of, output_of
+from gateway.ports import Clock
+from gateway.priority import Priority
+
+if TYPE_CHECKING:
+    from gateway.jobs.credential_encryption import Sealer
+
+LOG = logging.getLogger("nearhit.jobs")
+LOOK_EVERY_S = 1.0
+LEASE_S = 15.0
+RENEW_S = 4.0  # a step of the store takes ten seconds at most: with them the lease still holds
+# Jobs of one batch that are accepted and not over: enough to keep workers busy, few of what a tenant may have waiting.
+WINDOW = 200
+MAX_OUTPUT = 64 * 2**20  # bytes of a batch's answers; what is beyond fails
+CANCELLED, EXPIRED = "batch_cancelled", "batch_expired"
+
+
+class _Lost(Exception):
+    """The lease may be another gateway's by now: what is written from here on would be written into its steps."""
+
+
+@dataclass(slots=True)
+class _Driven:
+    """A batch in this gateway's hands. `leased`: since when, or since it was said again; monotonic clock."""
+
+    batch: Batch
+    leased: float
+    lines: list[Line]
+    jobs: dict[int, str]  # accepted, and not known to be over
+    done: set[int]
+    next: int = 0  # index of the first line that may not have been accepted
+    size: int = 0  # of answers so far, as far as this gateway has written them
+    by_number: dict[int, Line] = field(default_factory=dict)
+
+
+class BatchDriver:
+    """`accepted` is called when jobs were: the workers look for them."""
+
+    def __init__(
+        self,
+        name: str,
+        store: BatchStore,
+        jobs: JobStore,
+        bounds: Bounds,
+        sealer: Sealer | None,
+        clock: Clock,
+        accepted: Callable[[], None],
+        *,
+        max_lines: int,
+        keep_s: float,
+        result_s: float,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._jobs = jobs
+        self._bounds = bounds
+        self._sealer = sealer
+        self._clock = clock
+        self._accepted = accepted
+        self._max_lines = max_lines
+        self._keep_s = keep_s
+        self._result_s = result_s
+        self._driven: dict[str, _Driven] = {}
+        self._wake = asyncio.Event()
+        self._ended: set[str] = set()  # since the last look
+        self._looked = -inf  # when all jobs were asked for last; monotonic clock
+
+    def look(self) -> None:
+        """There is a batch, or one that was cancelled."""
+        self._wake.set()
+
+    def over(self, job: str) -> None:
+        """It has ended in this gateway: of others it is found out by looking."""
+        self._ended.add(job)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Others go on when the lease is over."""
+        while True:
+            now = self._clock.monotonic()
+            full, (ended, self._ended) = now - self._looked >= LOOK_EVERY_S, (self._ended, set())
+            self._looked = now if full else self._looked
+            names: Sequence[str] = ()
+            with suppress(StoreUnavailable):
+                names = await self._store.open()
+            for name in names:
+                if not await self._drive(name, None if full else ended):
+                    self._driven.pop(name, None)  # what is known of it is read again
+            for name in set(self._driven) - set(names):
+                del self._driven[name]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _drive(self, name: str, ended: set[str] | None) -> bool:
+        """Whether it went well, here: one batch that cannot be driven keeps no other one."""
+        now = self._clock.monotonic()
+        try:
+            if not await self._store.lease(name, self._name, LEASE_S):
+                return False
+            await self._step(name, now, ended)
+        except (StoreUnavailable, _Lost):
+            return False
+        except Exception:
+            LOG.exception("a batch could not be driven", extra={"fields": {"batch": name}})
+            return False
+        return True
+
+    async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
+        """`ended`: jobs that are to be asked for; None: all."""
+        driven = self._driven.get(name) or await self._taken(name, leased)
+        if driven is None:
+            return
+        self._driven[name], driven.leased = driven, max(leased, driven.leased)
+        await self._collect(driven, ended)
+        stop = await self._stopped(driven.batch)
+        if stop:
+            await self._give_up(driven, stop)
+        else:
+            await self._submit(driven)
+        if len(driven.done) == len(driven.lines):
+            await self._finish(driven, {"": "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[stop])
+
+    async def _keep(self, driven: _Driven) -> None:
+        """The lease, over steps that take long: 10,000 lines that are given up are as many writes. Raises `_Lost`."""
+        driven.leased = await self._kept(driven.batch.id, driven.leased)
+
+    async def _kept(self, batch: str, leased: float) -> float:
+        """Since when. Raises `_Lost`."""
+        now = self._clock.monotonic()
+        if now - leased < RENEW_S:
+            return leased
+        if now - leased >= LEASE_S or not await self._store.lease(batch, self._name, LEASE_S):
+            raise _Lost
+        return now
+
+    async def _taken(self, name: str, leased: float) -> _Driven | None:
+        """None: it turned out to be over."""
+        batch = await self._store.batch(name)
+        if batch is None:
+            return None
+        content = await self._store.content(batch.input_file)
+        reading = Reading(content or b"", batch.endpoint, self._max_lines)
+        while content is not None and not reading.over:
+            reading.step()
+            await asyncio.sleep(0)
+            leased = await self._kept(name, leased)
+        missing = [Fault(0, "the input file is gone", "file_not_found")]
+        lines, faults = reading.lines, missing if content is None else reading.faults
+        now = self._clock.wall()
+        if faults:
+            await self._store.close(batch.became("failed", now, faults=tuple(faults)), self._keep_s)
+            return None
+        if batch.status == "validating":
+            batch = batch.became("in_progress", now, total=len(lines))
+            await self._store.save(batch)
+        known = await self._store.progress(name)
+        jobs = {line: job for line, job in known.jobs.items() if line not in known.done}
+        return _Driven(batch, leased, lines, jobs, set(known.done), by_number={line.number: line for line in lines})
+
+    async def _collect(self, driven: _Driven, ended: set[str] | None) -> None:
+        for number, job in list(driven.jobs.items()):
+            if ended is not None and job not in ended:
+                continue
+            await self._keep(driven)
+            standing = await self._jobs.standing(job)
+            if standing is None or standing.status.over:
+                await self._write(driven, driven.by_number[number], standing, "" if standing else "result_lost")
+
+    async def _write(self, driven: _Driven, line: Line, standing: Standing | None, why: str) -> None:
+        await self._keep(driven)
+        if driven.size > MAX_OUTPUT:
+            standing, why = None, "output_too_large"
+        output, completed = output_of(driven.batch.id, line, standing, why)
+        driven.size += len(output)
+        await self._store.ended(driven.batch.id, line.number, output, completed=completed)
+        driven.jobs.pop(line.number, None)
+        driven.done.add(line.number)
+
+    async def _stopped(self, batch: Batch) -> str:
+        """Why nothing more of it is to be done; empty: all is."""
+        if await self._store.cancelled(batch.id):
+            return CANCELLED
+        return EXPIRED if self._clock.wall() >= batch.expires else ""
+
+    async def _give_up(self, driven: _Driven, why: str) -> None:
+        for number, job in list(driven.jobs.items()):
+            standing = await self._jobs.cancel(job, driven.batch.tenant, self._result_s)
+            await self._write(driven, driven.by_number[number], standing, why)
+        for line in driven.lines:
+            if line.number not in driven.done:
+                await self._write(driven, line, None, why)
+
+    async def _submit(self, driven: _Driven) -> None:
+        began = False
+        while driven.next < len(driven.lines) and len(driven.jobs) < WINDOW:
+            line = driven.lines[driven.next]
+            if line.number not in driven.done and line.number not in driven.jobs:
+                job = await self._job(driven, line)
+                if job is None:
+                    break
+                began = True
+            driven.next += 1
+        if began:
+            self._accepted()
+
+    async def _job(self, driven: _Driven, line: Line) -> str | None:
+        """The id of its job; empty: it can have none; None: there is no room for it now."""
+        await self._keep(driven)
+        batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
+        try:
+            sealed = self._resealed(batch, identity)
+        except Unsealable as error:
+            LOG.warning("a batch cannot be sent", extra={"fields": {"batch": batch.id, "error": str(error)}})
+            await self._write(driven, line, None, "credentials_lost")
+            return ""
+        headers = (*batch.headers, ("Content-Type", "application/json"), ("Content-Length", str(len(line.body))))
+        job = Job(identity, batch.tenant, "POST", batch.endpoint, "", headers, line.body, sealed, Priority.LOW, "")
+        admittance, identity = await self._jobs.accept(job, self._bounds, key_of(batch.id, line.number), "")
+        if admittance not in (Admittance.ACCEPTED, Admittance.KNOWN):
+            return None
+        await self._store.began(batch.id, line.number, identity)
+        driven.jobs[line.number] = identity
+        return identity
+
+    def _resealed(self, batch: Batch, job: str) -> bytes:
+        if not batch.sealed:
+            return b""
+        if self._sealer is None:
+            raise Unsealable("its credentials are sealed, and this gateway has no key (jobs.key_env)")
+        return self._sealer.seal(self._sealer.open(batch.sealed, batch.id), job)
+
+    async def _finish(self, driven: _Driven, status: str) -> None:
+        batch, now = driven.batch, self._clock.wall()
+        names = {}
+        for kind, completed in (("output", True), ("error", False)):
+            await self._keep(driven)
+            outputs = await self._store.outputs(batch.id, completed=completed)
+            if outputs:
+                content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
+                names[f"{kind}_file"] = name = file_id(batch.id, kind)
+                filename = f"{batch.id}_{kind}.jsonl"
+                file = File(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
+                await self._store.put_file(file, content)
+        await self._keep(driven)
+        done = batch.became("finalizing", now).became(status, now, **names)
+        await self._store.close(done, self._keep_s)
+        self._driven.pop(batch.id, None)
+
+
+def _joined(outputs: Mapping[int, bytes]) -> bytes:
+    return b"".join(outputs[line] + b"\n" for line in sorted(outputs))

@@ -1,0 +1,112 @@
+"""Webhooks: told what became of jobs, again and again until they have heard it, or too often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from gateway.errors import StoreUnavailable
+from gateway.job_store import Delivery, JobStore, Told
+from gateway.jobs.retry_policy import backoff_s
+from gateway.jobs.webhook_signature import message_id, payload_of, signed
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.tasks import Background
+
+LOOK_EVERY_S = 1.0
+
+HOLD_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it
+
+AT_ONCE = 16
+
+BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts take 5 minutes as a rule, and 11 at most
+
+GONE = 410
+
+
+class Teller(Protocol):
+    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> Told:
+        """Never raises but when it is cancelled; takes less than `HOLD_S`."""
+
+    async def close(self) -> None: ...
+
+
+def next_s(told: Told, attempt: int, attempts: int, draw: float) -> float | None:
+    """When to tell again, in seconds; None: never. 410 is a receiver that has gone for good, by the specification; an
+    address that was refused is not asked again either. `attempt`: the one just made, 1 is the first. Pure."""
+    if told.heard or told.status == GONE or told.word == "refused" or attempt >= attempts:
+        return None
+    return backoff_s(attempt, draw, BASE_S, CAP_S)
+
+
+def outcome_of(told: Told, again_s: float | None) -> str:
+    """The label `outcome` of `nearhit_jobs_webhooks_total`. Pure."""
+    if told.heard:
+        return "delivered"
+    if again_s is not None:
+        return "retried"
+    if told.status == GONE:
+        return "gone"
+    return "refused" if told.word == "refused" else "given_up"
+
+
+class Deliveries:
+    """`secret`: what they are signed with."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        teller: Teller,
+        secret: bytes,
+        clock: Clock,
+        telemetry: Telemetry,
+        draw: Callable[[], float],
+        *,
+        attempts: int,
+    ) -> None:
+        self._store = store
+        self._teller = teller
+        self._secret = secret
+        self._clock = clock
+        self._telemetry = telemetry
+        self._draw = draw
+        self._attempts = attempts
+        self._wake = asyncio.Event()
+        self._under_way = Background(AT_ONCE)
+
+    def over(self, job: str) -> None:
+        """It has ended: there may be somebody to tell."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled. What is being told then is told again by another gateway, or after a restart."""
+        try:
+            while True:
+                with suppress(StoreUnavailable):
+                    await self._round()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
+                self._wake.clear()
+        finally:
+            await self._under_way.close()
+            await self._teller.close()
+
+    async def _round(self) -> None:
+        room = AT_ONCE - len(self._under_way)
+        if room <= 0:
+            return
+        for delivery in await self._store.due_webhooks(room, HOLD_S):
+            self._under_way.start(delivery.job, self._tell(delivery))
+
+    async def _tell(self, delivery: Delivery) -> None:
+        payload = payload_of(delivery.standing)
+        headers = signed(self._secret, message_id(delivery.job), self._clock.wall(), payload)
+        told = await self._teller.tell(delivery.url, headers, payload)
+        again_s = next_s(told, delivery.attempt, self._attempts, self._draw())
+        self._telemetry.job_webhooks.add(outcome_of(told, again_s))
+        with suppress(StoreUnavailable):  # then it is told once more: at least once
+            await self._store.webhook_told(delivery.job, outcome_of(told, again_s), again_s)
+        self._wake.set()

@@ -1,0 +1,299 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+MICROS = 1_000_000
+
+HALF_LIFE_US = 3600.0 * MICROS  # of what counts for a share: an hour ago counts half
+
+SLACK_US = 1.0  # of a burst: the last unit of it must not fail by rounding
+
+MAX_KEYS = 10_000  # what one process remembers; beyond it the longest unused are forgotten
+
+DAY_US = 86_400 * MICROS
+
+Window = Literal["day", "month"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """So many units of a rate; at most a whole burst, so that what is larger can be had at all, into debt."""
+
+    key: str
+    interval_us: float  # of one unit
+    burst: int
+    units: float
+
+    @property
+    def cost_us(self) -> float:
+        return min(self.units, self.burst) * self.interval_us
+
+    @property
+    def burst_us(self) -> float:
+        return self.burst * self.interval_us
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of so many places, until it is left."""
+
+    key: str
+    places: int
+    member: str  # who takes it; unique
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """So much of a cap, in millionths of a dollar, within a UTC day or month."""
+
+    key: str
+    cap: int
+    amount: int
+    window: Window
+    soft: bool  # beyond it nothing is refused: it is spent all the same, and said
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One more, of which at most such a part may be large ones; never refused, only said. Taken as a large one where it
+    may be."""
+
+    key: str
+    share: float  # in [0, 1]
+
+
+Demand = Paced | Place | Spend | Part
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What became of a demand. `level` before it: backlog in us (`Paced`), places taken, millionths of a dollar spent,
+    or share in millionths."""
+
+    ok: bool
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """All of the demands are met, or none: those that are soft do not count."""
+
+    granted: bool
+    told: tuple[Told, ...]
+    at_us: int  # wall clock of who decided
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """What is put right once it is known: `pace` and `spend` by `amount` (less than 0: given back), a place that is
+    left, a large one that was none. `of`: the window of a spending, the member of a place."""
+
+    kind: Literal["pace", "place", "spend", "part"]
+    key: str
+    amount: float = 0.0
+    of: str = ""
+
+
+def window_of(window: Window, wall_us: int) -> str:
+    """The UTC day or month of a time, by which caps are counted anew."""
+    if window == "day":
+        return f"d{wall_us // DAY_US}"
+    day = datetime.fromtimestamp(wall_us // MICROS, UTC)
+    return f"m{day.year * 12 + day.month - 1}"
+
+
+def window_ends_us(window: Window, wall_us: int) -> int:
+    """When the window of that time is over."""
+    if window == "day":
+        return (wall_us // DAY_US + 1) * DAY_US
+    day = datetime.fromtimestamp(wall_us // MICROS, UTC)
+    after = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
+    return int(after.timestamp()) * MICROS
+
+
+def left(demand: Demand, told: Told, *, taken: bool) -> float:
+    """How much of a limit is left, in its own units (dollars in millionths), after this if it was `taken`."""
+    if isinstance(demand, Paced):
+        backlog = told.level + (demand.cost_us if taken else 0.0)
+        return max(0.0, (demand.burst_us + SLACK_US - backlog) // demand.interval_us)
+    if isinstance(demand, Place):
+        return max(0, demand.places - told.level - taken)
+    if isinstance(demand, Spend):
+        return max(0, demand.cap - told.level - (demand.amount if taken else 0))
+    return 0.0
+
+
+def wait_us(demand: Demand, told: Told, wall_us: int) -> float:
+    """Until a demand that was not met would be, if nobody else came; when a place is free nobody knows: a second."""
+    if isinstance(demand, Paced):
+        return max(0.0, told.level + demand.cost_us - demand.burst_us)
+    if isinstance(demand, Spend):
+        return window_ends_us(demand.window, wall_us) - wall_us
+    return float(MICROS)
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one key; which fields count, its demands say."""
+
+    until_us: float = 0.0  # paced: when the backlog is gone
+    members: set[str] = field(default_factory=set)
+    window: str = ""
+    spent: int = 0
+    base: int = 0  # of what is spent: what the store said last
+    large: float = 0.0
+    total: float = 0.0
+    at_us: float = 0.0
+
+
+class Meters:
+    """The limits of one process, which has `1/gateways` of each: of rates and bursts, of places (at least one), and of
+    what is left of a cap. Times are of one clock that does not go back, windows of the wall clock."""
+
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._states: OrderedDict[str, _State] = OrderedDict()
+        self._max_keys = max_keys
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def take(self, demands: Sequence[Demand], now_us: int, wall_us: int, gateways: int = 1) -> Taken:
+        states = [self._state(demand.key) for demand in demands]
+        told = [self._look(d, s, now_us, wall_us, gateways) for d, s in zip(demands, states, strict=True)]
+        granted = all(t.ok or _soft(d) for d, t in zip(demands, told, strict=True))
+        if granted:
+            for demand, state, outcome in zip(demands, states, told, strict=True):
+                _enter(demand, state, outcome, now_us, gateways)
+        return Taken(granted, tuple(told), wall_us)
+
+    def saw(self, demand: Demand, told: Told, now_us: int, wall_us: int) -> None:
+        """Takes over what the store said after this demand had been met there: where the store fails, it goes on from
+        that. The backlog of a rate is a time, and the same for a part of it."""
+        state = self._state(demand.key)
+        if isinstance(demand, Paced):
+            state.until_us = now_us + told.level + demand.cost_us
+        elif isinstance(demand, Place):
+            state.members.add(demand.member)
+        elif isinstance(demand, Spend):
+            state.window = window_of(demand.window, wall_us)
+            state.spent = state.base = told.level + demand.amount
+
+    def settle(self, returns: Sequence[Return], now_us: int) -> None:
+        for item in returns:
+            state = self._states.get(item.key)
+            if state is None:
+                continue
+            if item.kind == "pace":
+                state.until_us = max(state.until_us, now_us if item.amount > 0 else 0.0) + item.amount
+            elif item.kind == "place":
+                state.members.discard(item.of)
+            elif item.kind == "spend" and state.window == item.of:
+                state.spent = max(0, state.spent + int(item.amount))
+            elif item.kind == "part":
+                state.large = max(0.0, state.large - 1.0)
+
+    def places(self) -> list[tuple[str, str]]:
+        """Key and member of every place that this process has taken."""
+        return [(key, member) for key, state in self._states.items() for member in state.members]
+
+    def _state(self, key: str) -> _State:
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _State()
+            self._prune()
+        self._states.move_to_end(key)
+        return state
+
+    def _prune(self) -> None:
+        """Places that are taken are never forgotten: there are no more of them than requests in flight."""
+        for key in list(self._states)[: max(0, len(self._states) - self._max_keys)]:
+            if not self._states[key].members:
+                del self._states[key]
+
+    def _look(self, demand: Demand, state: _State, now_us: int, wall_us: int, gateways: int) -> Told:
+        if isinstance(demand, Paced):
+            own = _share_of(demand, gateways)
+            backlog = max(0.0, state.until_us - now_us)
+            return Told(backlog + own.cost_us <= own.burst_us + SLACK_US, int(backlog))
+        if isinstance(demand, Place):
+            places = max(1, demand.places // gateways)
+            return Told(len(state.members) < places, len(state.members))
+        if isinstance(demand, Spend):
+            window = window_of(demand.window, wall_us)
+            if state.window != window:
+                state.window, state.spent, state.base = window, 0, 0
+            own_part = max(0, demand.cap - state.base) // gateways
+            return Told(state.spent - state.base + demand.amount <= own_part, state.spent)
+        faded = 2.0 ** (-max(0.0, now_us - state.at_us) / HALF_LIFE_US)
+        state.large, state.total, state.at_us = state.large * faded, state.total * faded, now_us
+        ok = state.large + 1.0 <= demand.share * (state.total + 1.0) + 1e-9
+        return Told(ok, int(MICROS * state.large / state.total) if state.total else 0)
+
+
+def _soft(demand: Demand) -> bool:
+    return isinstance(demand, Part) or (isinstance(demand, Spend) and demand.soft)
+
+
+def _share_of(demand: Paced, gateways: int) -> Paced:
+    return Paced(demand.key, demand.interval_us * gateways, max(1, demand.burst // gateways), demand.units)
+
+
+def _enter(demand: Demand, state: _State, told: Told, now_us: int, gateways: int) -> None:
+    if isinstance(demand, Paced):
+        state.until_us = max(state.until_us, now_us) + _share_of(demand, gateways).cost_us
+    elif isinstance(demand, Place):
+        state.members.add(demand.member)
+    elif isinstance(demand, Spend):
+        state.spent += demand.amount
+    else:
+        state.total += 1.0
+        state.large += told.ok
+
+
+PERIODS_S = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
+
+Per = Literal["tenant", "key", "user", "route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A rate, and how much of it may come at once."""
+
+    amount: int  # units a period
+    period: str  # a key of PERIODS_S
+    burst: int  # units; at most burst + amount * t / period in any span t
+
+    @property
+    def period_s(self) -> int:
+        return PERIODS_S[self.period]
+
+    def __str__(self) -> str:
+        return f"{self.amount}/{self.period}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What may be spent in a UTC day or month."""
+
+    window: Literal["day", "month"]
+    micros: int  # millionths of a dollar
+    light: bool  # beyond it: True: the lightest model answers; False: nothing is asked of any
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What everybody of a kind (`per`) may have. Empty or None: no bound."""
+
+    per: Per = "tenant"
+    requests: tuple[Pace, ...] = ()
+    tokens: tuple[Pace, ...] = ()
+    concurrency: int | None = None  # calls in flight
+    large_share: float | None = None  # of the calls, in (0, 1]
+    caps: tuple[Cap, ...] = ()
+    count_hits: bool = False  # whether `requests` counts what the caches answer, too

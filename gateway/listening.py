@@ -1,0 +1,80 @@
+"""What a gateway takes for itself before it serves: its data directory, and the addresses where it listens."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import ssl
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gateway.adapters.system.tls_reloader import Certificate, CertificateUnusable
+from gateway.config.schema import Server
+from gateway.context import Handler
+from gateway.errors import StartFailed
+from gateway.inflight import Inflight
+from gateway.ports import Clock
+
+if TYPE_CHECKING:
+    from gateway.http_server.grpc.port import GrpcPort
+
+T = TypeVar("T")
+
+
+class DataDirLock:
+    """One gateway a data directory: two would fight over its store."""
+
+    def __init__(self, data_dir: Path) -> None:
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            self._file = (data_dir / "lock").open("w")
+        except OSError as error:
+            raise StartFailed(
+                f"the data directory {data_dir} cannot be written ({error.strerror}): expected write access there, "
+                "or another data_dir"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StartFailed(
+                f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
+            ) from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+async def listening(start: Awaitable[T], key: str, address: object) -> T:
+    """What `start` returns. Raises `StartFailed`, naming the `key` of the configuration that has the address."""
+    try:
+        return await start
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
+
+
+def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:
+    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartFailed`."""
+    if server.tls is None:
+        return None, None
+    try:
+        certificate = Certificate(server.tls)
+        return certificate.context(), certificate
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None
+
+
+def grpc_port_of(
+    server: Server, clock: Clock, handler: Handler, inflight: Inflight, certificate: Certificate | None
+) -> GrpcPort | None:
+    """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
+    if server.grpc is None:
+        return None
+    grpc_port: type[GrpcPort] = importlib.import_module("gateway.http_server.grpc.port").GrpcPort
+    try:
+        return grpc_port(server, clock, handler, inflight, certificate)
+    except CertificateUnusable as error:
+        raise StartFailed(f"server.tls: {error}") from None

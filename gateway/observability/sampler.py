@@ -1,0 +1,90 @@
+"""Which requests are traced, and what is handed to the exporter when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from random import getrandbits
+from typing import Protocol
+
+from gateway.context import RequestContext
+from gateway.observability.spans import Finished, Root
+from gateway.observability.telemetry import Telemetry
+from gateway.observability.trace_context import LOW_BITS, parent_of, sampling_limit
+from gateway.observability.trace_recorder import Traced
+from gateway.ports import Clock
+
+BEHIND_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
+MAX_BEHIND = 256  # requests with such work at once
+
+
+class SpanSink(Protocol):
+    """Takes what is to be exported, without waiting."""
+
+    def offer(self, finished: Finished) -> None: ...
+
+
+class Tracing:
+    """To be used from one event loop.
+
+    `share` in [0, 1] of the traces that begin here are exported. A request that ends in an error (a status from 500 on,
+    a stream that broke off), or takes `slow_s` or longer (infinite: none), is exported whatever was drawn, here or by
+    the client."""
+
+    def __init__(self, share: float, slow_s: float, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
+        self._limit = sampling_limit(share)
+        self._slow_s = slow_s
+        self._sink = sink
+        self._clock = clock
+        self._telemetry = telemetry
+        self._behind: dict[Traced, asyncio.TimerHandle] = {}
+
+    def begin(self, request: RequestContext) -> None:
+        """Goes on with the trace that its headers name, or begins one."""
+        kind, named = "consumer" if request.background else "server", request.trace_headers
+        parent = parent_of(request.headers) if named is None or named else None
+        if parent is not None:
+            request.traced = Traced(parent.trace_id, parent, parent.sampled, kind)
+            return
+        bits = getrandbits(128) or 1
+        request.traced = Traced(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
+
+    def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
+        """Whether a request that ends after `seconds` is exported."""
+        return traced.sampled or seconds >= self._slow_s or traced.failed(status)
+
+    def drop(self, traced: Traced) -> None:
+        """Of a request that is not kept: nothing of it is exported, whatever is noted later."""
+        traced.later = _forget
+
+    def over(self, traced: Traced, root: Root) -> None:
+        """Of a request that is kept."""
+        self._hand_over(traced, root)
+        traced.later = self._later
+
+    def close(self) -> None:
+        """Hands over what is held."""
+        for traced in tuple(self._behind):
+            self._flush(traced)
+
+    def _hand_over(self, traced: Traced, root: Root | None) -> None:
+        marks, calls = traced.taken()
+        wall = self._clock.wall()
+        for call in calls:
+            call.settle()
+            if call.first is not None and call.error == "":
+                took = call.first - call.started
+                self._telemetry.backend_ttft_seconds.exemplify(took, traced.trace_id, wall, call.backend)
+        self._sink.offer(Finished(traced, root, marks, calls, wall - self._clock.monotonic()))
+
+    def _later(self, traced: Traced) -> None:
+        if traced in self._behind or len(self._behind) >= MAX_BEHIND:
+            return
+        self._behind[traced] = asyncio.get_running_loop().call_later(BEHIND_S, self._flush, traced)
+
+    def _flush(self, traced: Traced) -> None:
+        self._behind.pop(traced).cancel()
+        self._hand_over(traced, None)
+
+
+def _forget(traced: Traced) -> None:
+    traced.taken()

@@ -1,0 +1,122 @@
+"""Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.access import Access
+from gateway.adapters.redis.migration import RedisMigration
+from gateway.admin.cache import CacheAdmin
+from gateway.admin.purge_validation import Names
+from gateway.cache.embedder_cutover import Succession
+from gateway.cache.embedding_migration import Migration
+from gateway.cache.embedding_spaces import Space
+from gateway.cache.export_import import Portability
+from gateway.cache.index_checkpoints import forget_former
+from gateway.cache.lifetimes import longest_lifetime_s
+from gateway.cache.purge import Removal
+from gateway.cache.recovery import Recovery
+from gateway.cache.replication import Following
+from gateway.cache.stores import Stores
+from gateway.config import Config
+from gateway.config.policy.model import Policy
+from gateway.dialects.known import DIALECTS
+from gateway.parts import Parts
+
+
+def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Removal:
+    """`policy` returns the one in force."""
+    slowest_s = max(backend.timeouts.total for backend in config.backends.values())
+
+    def horizon_s() -> float:
+        return slowest_s + max(map(longest_lifetime_s, policy().routes), default=0.0)
+
+    return Removal(
+        front=parts.store,
+        store=stores.removals,
+        spaces=parts.spaces,
+        flights=parts.flights,
+        clock=parts.clock,
+        telemetry=parts.telemetry,
+        horizon_s=horizon_s,
+    )
+
+
+def cache_admin_of(
+    config: Config, parts: Parts, removal: Removal, access: Access, policy: Callable[[], Policy]
+) -> CacheAdmin:
+    """`policy` returns the one in force."""
+    portability = Portability(
+        front=parts.store,
+        removal=removal,
+        spaces=parts.spaces,
+        dialects=DIALECTS,
+        stored=parts.evictions.stored,
+        clock=parts.clock,
+        max_entry=config.store.max_entry,
+    )
+    tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
+    return CacheAdmin(removal, portability, Names(policy, list(config.backends), tenants, access.keychain))
+
+
+def following_of(stores: Stores, parts: Parts, removal: Removal) -> Following | None:
+    """None: no other gateway is on this store."""
+    if stores.changes is None or stores.journal is None:
+        return None
+    known = parts.memory.counterexamples
+
+    async def reread() -> None:
+        known.add(await stores.redis.counterexamples())
+        await removal.refresh()
+
+    following = Following(
+        stores.changes,
+        parts.spaces,
+        parts.store,
+        known,
+        parts.telemetry,
+        parts.clock,
+        gateway=stores.journal.gateway,
+        reread=reread,
+        removed=removal.look,
+    )
+    for space in parts.spaces.all:
+        if space.checkpoints is not None:
+            space.checkpoints.position = lambda: following.position
+    return following
+
+
+def recovery_of(
+    stores: Stores,
+    space: Space,
+    parts: Parts,
+    removal: Removal | None = None,
+    following: Following | None = None,
+) -> Recovery:
+    """`removal` and `following` with the space that serves: what is learnt and removed has to be known before anything
+    is looked up."""
+    return Recovery(
+        space.store,
+        stores.redis,
+        space.index,
+        parts.memory.counterexamples,
+        parts.clock,
+        space.checkpoints,
+        None if removal is None else space.learning,
+        removal,
+        None if following is None else following.tail,
+    )
+
+
+def migration_of(stores: Stores, parts: Parts) -> Migration:
+    """To the model in use."""
+    foreign = RedisMigration(stores.redis, embedder=parts.spaces.filled.embedder.fingerprint)
+    return Migration(foreign, parts.spaces, parts.telemetry, parts.clock)
+
+
+def succession_of(
+    config: Config, stores: Stores, parts: Parts, migration: Migration, swapped: Callable[[], None]
+) -> Succession:
+    """`swapped`: builds what requests pass on the space that then serves."""
+    recovery = recovery_of(stores, parts.spaces.filled, parts)
+    return Succession(parts.spaces, migration, recovery, swapped, parts.former, lambda: forget_former(config))

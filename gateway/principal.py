@@ -1,0 +1,51 @@
+"""What a request may do by the key that it shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from urllib.parse import unquote
+
+from gateway.errors import Forbidden
+from gateway.limits import Limits
+from gateway.roles import Role
+
+CONFIGURED = -1  # the generation of keys of config.yaml: they change with a restart alone
+# What a key of some models may ask besides them: which there are, and whether the server lives.
+ABOUT = ("/v1/models", "/v2/health")
+# A job carries who asked for it in a header that no client can send: no name begins with a colon on any wire.
+HEADER = ":nearhit-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """`generation`: of the keys, when the store was asked (`gateway.steps.key_cache`)."""
+
+    id: str  # of the key; empty: one of the configuration
+    name: str
+    tenant: str
+    role: Role
+    models: tuple[str, ...] = ()  # globs of names as clients send them; empty: all
+    limits: tuple[Limits, ...] = ()  # over all routes together
+    until: float | None = None  # wall clock, seconds
+    generation: int = CONFIGURED
+
+    def check_model(self, model: str | None, method: str, path: str) -> None:
+        """`model` None: no dialect knows the request. Raises `Forbidden`."""
+        if not self.models or (model is None and _about(method, path)):
+            return
+        if model is None:
+            raise Forbidden(f"this API key is for the models {_listed(self.models)}, and this path does not name one")
+        if not any(fnmatchcase(model, glob) for glob in self.models):
+            raise Forbidden(f"this API key is for the models {_listed(self.models)}, not for {model[:100]!r}")
+
+
+def _about(method: str, path: str) -> bool:
+    """Whether it only asks what there is. What a backend may take for another path is none of it."""
+    within = any(path == about or path.startswith(about + "/") for about in ABOUT)
+    return method in ("GET", "HEAD") and within and not {".", ".."} & set(unquote(path).split("/"))
+
+
+def _listed(globs: Sequence[str]) -> str:
+    return ", ".join(globs[:5]) + (", ..." if len(globs) > 5 else "")

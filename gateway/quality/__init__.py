@@ -1,1 +1,0 @@
-"""How often hits, and light answers, are wrong: measured, learnt from, kept."""

@@ -1,0 +1,237 @@
+"""Builds each step of the pipeline around the next one. `gateway.pipeline` says which there are, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.cache.freshness import Lifetime
+from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
+from gateway.cache.scoring import Scorer, floor_of
+from gateway.config.policy.model import Route, Semantic
+from gateway.context import Handler, RequestContext
+from gateway.dialects.known import dialect_of, shape_of_errors
+from gateway.inflight import Inflight
+from gateway.messages import Entry
+from gateway.observability.observer import Observer
+from gateway.parts import Parts
+from gateway.routing.answer_checks import Checks
+from gateway.routing.backend_choice import Deciding
+from gateway.routing.cascade import Cascade
+from gateway.routing.fallback import Answered, Asking
+from gateway.routing.grader import Grader
+from gateway.routing.light_trial import Trials
+from gateway.routing.tier_selection import Decision
+from gateway.steps.base_url_hint import BaseUrlHint
+from gateway.steps.cache_writer import CacheWriter
+from gateway.steps.cluster_lease import ClusterLease
+from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
+from gateway.steps.count_requests import CountRequests
+from gateway.steps.dispatch import Call, Dispatch, Mirror
+from gateway.steps.error_boundary import ErrorBoundary
+from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
+from gateway.steps.exact_fast_path import ExactFastPath
+from gateway.steps.key_cache import Keyring
+from gateway.steps.list_models import ModelList
+from gateway.steps.negotiate import Negotiate
+from gateway.steps.observe import Observe
+from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
+from gateway.steps.rate_limit import RateLimit
+from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
+from gateway.steps.semantic_lookup import SemanticLookup
+from gateway.steps.single_flight import SingleFlight
+from gateway.steps.split_inputs import SplitInputs
+from gateway.steps.store_response import StoreResponse
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSteps:
+    """Those that come before a route is known. `table` is the policy in force. `inflight` None: jobs, whose workers
+    bound them."""
+
+    parts: Parts
+    table: Callable[[], RouteTable]
+    observer: Observer
+    keyring: Keyring
+    authentication: Callable[[Handler], Handler]
+    endpoints: Sequence[Endpoint] = ()
+    inflight: Inflight | None = None
+
+    def exact_fast_path(self, inner: Handler) -> Handler:
+        parts = self.parts
+        return ExactFastPath(
+            inner, parts.store, self.table, self.observer, parts.clock, self.keyring.holds, self.inflight
+        ).__call__
+
+    def observe(self, inner: Handler) -> Handler:
+        return Observe(inner, self.observer).__call__
+
+    def error_boundary(self, inner: Handler) -> Handler:
+        return ErrorBoundary(inner, self.parts.telemetry, self.inflight, shape_of_errors).__call__
+
+    def authenticate(self, inner: Handler) -> Handler:
+        return self.authentication(inner)
+
+    def control_endpoints(self, inner: Handler) -> Handler:
+        return ControlEndpoints(inner, self.endpoints).__call__
+
+    def parse_and_route(self, inner: Handler) -> Handler:
+        return ParseAndRoute(self.table, dialect_of, self.parts.recorder).__call__
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSteps:
+    """Those of one route."""
+
+    route: Route
+    parts: Parts
+
+    def count_requests(self, inner: Handler) -> Handler:
+        return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
+
+    def negotiate(self, inner: Handler) -> Handler:
+        route, parts = self.route, self.parts
+        inputs = SplitInputs(route.share, parts.evictions.used) if route.caches else None
+        models = ModelList([parts.pools[name] for tier in route.target.tiers for name in tier.members])
+        return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
+
+    def exact_cache(self, inner: Handler) -> Handler:
+        parts, lifetime, embedder = self.parts, exact_lifetime(self.route), self.parts.space.embedder
+        assert lifetime is not None  # else the step is absent
+        prefetch = None
+        if self.route.semantic is not None and isinstance(embedder, BatchingEmbedder):
+            prefetch = EmbeddingPrefetch(embedder)
+        return ExactCache(
+            inner,
+            parts.store,
+            parts.evictions.lacks,
+            parts.clock,
+            parts.telemetry,
+            lifetime,
+            parts.background,
+            prefetch,
+        ).__call__
+
+    def single_flight(self, inner: Handler) -> Handler:
+        parts = self.parts
+        return SingleFlight(inner, parts.flights, parts.unstorable, parts.telemetry).__call__
+
+    def semantic_cache(self, inner: Handler) -> Handler:
+        rule, parts = self.route.semantic, self.parts
+        assert rule is not None  # else the step is absent
+        lookup = semantic_lookup(rule, self.route.jitter, parts)
+        audits = AuditedHits(parts.space.audits, rule.audit) if rule.audit.share > 0 else None
+        inflight = None
+        if rule.coalesce:
+            inflight = SimilarInflight(lookup, parts.space.aloft, parts.unstorable, parts.clock, parts.telemetry)
+        return SemanticCache(inner, parts.space.embedder, lookup, audits, inflight).__call__
+
+    def cluster_lease(self, inner: Handler) -> Handler:
+        route, parts = self.route, self.parts
+        assert parts.leasing is not None  # else the step is absent
+        lifetime = exact_lifetime(route) or Lifetime(longest_lifetime_s(route), route.jitter)
+        exact = route.exact_ttl_s is not None
+        return ClusterLease(
+            inner, parts.leasing, parts.store, parts.clock, parts.telemetry, parts.unstorable, lifetime, exact=exact
+        ).__call__
+
+    def store_response(self, inner: Handler) -> Handler:
+        route, parts = self.route, self.parts
+        writer = CacheWriter(
+            parts.store, parts.space.index, parts.clock, parts.telemetry, route, parts.unstorable, self._stored()
+        )
+        return StoreResponse(
+            inner,
+            writer,
+            parts.clock,
+            parts.telemetry,
+            route,
+            max_entry=parts.max_entry,
+            prices=parts.prices,
+            unstorable=parts.unstorable,
+            frequency=parts.frequency,
+        ).__call__
+
+    def rate_limit(self, inner: Handler) -> Handler:
+        return RateLimit(inner, self.route, self.parts.quotas, self.parts.prices, self.parts.telemetry).__call__
+
+    def dispatch(self, inner: Handler) -> Handler:
+        route, parts = self.route, self.parts
+        deciding = deciding_of(route, parts)
+        return Dispatch(
+            route,
+            deciding,
+            self._call(deciding),
+            parts.promises,
+            parts.escalations,
+            parts.telemetry,
+            BaseUrlHint(),
+            self._mirror(),
+            None if deciding.sole is None else parts.pools[deciding.sole],
+        ).__call__
+
+    def _stored(self) -> Callable[[RequestContext, Entry], None]:
+        route, parts = self.route, self.parts
+        compares = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
+        audits = route.target.audit.share > 0
+
+        def stored(request: RequestContext, entry: Entry) -> None:
+            parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
+            if compares:  # a plain threshold has nothing to learn from misses
+                parts.space.comparisons.missed(request, entry)
+            if audits:
+                parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
+
+        return stored
+
+    def _call(self, deciding: Deciding) -> Call:
+        route, parts = self.route, self.parts
+        rule, asking = route.target.cascade, Asking(parts.pools, parts.clock, parts.telemetry)
+        if rule is not None:
+            checks = Checks(rule, asking, Grader(parts.pools), parts.space.embedder)
+            trials = Trials(rule, asking, checks)
+            cascade = Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, self._checked)
+            return cascade.answer
+
+        def call(request: RequestContext, decision: Decision) -> Awaitable[Answered]:
+            return asking.first_answer(request, decision.backends)
+
+        return call
+
+    def _checked(self, request: RequestContext, passed: bool) -> None:
+        """Counted, and no more: a check is no comparison of two answers, and one that is too strict, which hears of
+        every hard request, would soon have the route take all of them for hard."""
+        score = request.complexity
+        if score is not None and not request.internal:
+            self.parts.escalations.observe(
+                request.route, score, light_was_worse=not passed, source="cascade", weight=0.0
+            )
+
+    def _mirror(self) -> Mirror | None:
+        rule = self.route.target.shadow
+        if rule is None:
+            return None
+        return partial(self.parts.shadows.watched, rule=rule, comparisons=self.parts.space.comparisons)
+
+
+def deciding_of(route: Route, parts: Parts) -> Deciding:
+    return Deciding(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+
+
+def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:
+    space = parts.space
+    return SemanticLookup(
+        space.index,
+        parts.store,
+        Scorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples),
+        space.controls,
+        parts.clock,
+        parts.telemetry,
+        rule,
+        Lifetime(rule.ttl_s, jitter),  # nothing stale by similarity: one doubt at a time
+        parts.memory,
+        floor=floor_of(rule.acceptance, space.verifier),
+        embedder=space.embedder.fingerprint,
+    )

@@ -1,0 +1,113 @@
+"""How sure one may be of the lightest model's answer: what the checks of a cascade need beyond the answer itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.buffered_response import Held, held
+from gateway.cache.answer_similarity import comparable, compare, same_text
+from gateway.cache.embedding_similarity import embedded, similarity
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.targets import Cascade as Rule
+from gateway.context import RequestContext
+from gateway.errors import EmbedderUnavailable, Refused, StreamBroken
+from gateway.messages import Admission, Call, Usage
+from gateway.ports import Embedder
+from gateway.routing.cascade_policy import agreement, applies, doubtful, sampled, wants_json
+from gateway.routing.fallback import Asking
+from gateway.routing.grader import Grader
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One more answer of the same model. `text` None: it says nothing that can be compared, or never came."""
+
+    text: str | None
+    usage: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    confidence: float | None  # in [0, 1]; None: the check cannot tell
+    beside: tuple[Usage, ...] = ()
+
+
+class Checks:
+    def __init__(self, rule: Rule, asking: Asking, grader: Grader, embedder: Embedder) -> None:
+        self._rule = rule
+        self._asking = asking
+        self._grader = grader
+        self._embedder = embedder
+
+    def samples(self, group: asyncio.TaskGroup, request: RequestContext, backend: str) -> list[asyncio.Task[Sample]]:
+        """Begins the calls that `consistency` compares with the answer."""
+        return [group.create_task(self._sample(request, backend, number)) for number in range(1, self._rule.samples)]
+
+    async def consistency(self, call: Call, answer: Held, samples: Sequence[asyncio.Task[Sample]]) -> Checked:
+        others = [await task for task in samples]
+        beside = tuple(other.usage for other in others if other.usage is not None)
+        text = call.dialect.answer_text(call, answer.payload, answer.streamed)
+        if text is None or all(other.text is None for other in others):
+            return Checked(None, beside)
+        labels = [await self._same(call, text, other.text) for other in others]
+        return Checked(agreement(label is Label.RIGHT for label in labels), beside)
+
+    async def verifier(self, request: RequestContext, call: Call, answer: Held) -> Checked:
+        """What is plainly no answer is doubted at once. Otherwise the judge's grade; without a judge how near the
+        answer is to the question, which tells an answer off the subject, and no wrong one from a right one."""
+        judge = self._rule.judge
+        text = call.dialect.answer_text(call, answer.payload, answer.streamed)
+        if text is None or call.question is None or not applies("verifier", call, judged=judge is not None):
+            return Checked(None)
+        if doubtful(call.question, text):
+            return Checked(0.0)
+        if judge is not None:
+            return Checked(*await self._grader.grade(judge, request, call.question, text))
+        return Checked(await self._nearness(request, call.question, text))
+
+    async def _nearness(self, request: RequestContext, question: str, text: str) -> float | None:
+        try:
+            asked = request.embedding or await self._embedder.embed(question, request.owner)
+        except EmbedderUnavailable:
+            return None
+        said = await embedded(self._embedder, text)
+        if said is None or asked.partial:
+            return None
+        return min(1.0, max(0.0, float(asked.vector @ said)))
+
+    async def _sample(self, request: RequestContext, backend: str, number: int) -> Sample:
+        assert request.call is not None  # only such are tried
+        call = sampled(request.call, number)
+        try:
+            response = await self._asking.only(request.child("sample").with_call(call), backend)
+            answer = None if response is None else await held(response)
+        except (Refused, StreamBroken):
+            return Sample(None, None)
+        if answer is None:
+            return Sample(None, None)
+        seen = call.dialect.inspect(call, answer.payload, answer.streamed)
+        text = call.dialect.answer_text(call, answer.payload, answer.streamed)
+        return Sample(
+            text if seen.admission is Admission.STORED else None, Usage(backend, seen.input_tokens, seen.output_tokens)
+        )
+
+    async def _same(self, call: Call, a: str, b: str | None) -> Label:
+        if b is None:
+            return Label.UNDECIDED
+        if wants_json(call.body):
+            return _same_value(a, b)
+        if same_text(a, b) or not comparable(a, b):
+            return compare(a, b, None)
+        return compare(a, b, await similarity(self._embedder, a, b))
+
+
+def _same_value(a: str, b: str) -> Label:
+    """Of two JSON texts: order and white space say nothing, everything else does."""
+    try:
+        return Label.RIGHT if orjson.loads(a) == orjson.loads(b) else Label.WRONG
+    except orjson.JSONDecodeError:
+        return Label.UNDECIDED

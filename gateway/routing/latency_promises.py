@@ -1,0 +1,114 @@
+"""Latency budgets that are promised to be kept, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.config.policy.model import Route
+from gateway.context import RequestContext
+from gateway.messages import Event, EventStream, Response, Whole
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.routing.slo_confidence import Sureness
+from gateway.streams import Tap, tapped
+
+
+class Promises:
+    """What each route asks of predictions; outlives the policies."""
+
+    def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
+        self._clock = clock
+        self._telemetry = telemetry
+        self._routes: dict[str, Sureness] = {}
+
+    def sureness(self, route: Route) -> Sureness:
+        """Anew where the policy now asks for another confidence."""
+        known, rule = self._routes.get(route.name), route.promise
+        if known is None or known.confidence != rule.confidence or known.adapts == rule.each:
+            known = self._routes[route.name] = Sureness(rule.confidence, adapts=not rule.each)
+        return known
+
+    def of(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
+        """To be told what becomes of this request; None where it has no budget."""
+        if request.call is None or not request.bounded:
+            return None
+        return Promise(request, self.sureness(route), self._clock, self._telemetry, promised=promised)
+
+    def not_asked(self, route: Route, outcome: str) -> None:
+        """No backend was: `refused`, or `stale`."""
+        self._telemetry.promises.add(route.name, outcome)
+
+
+class Promise:
+    """The budgets of one request, until its answer is over. `promised`: whether its backend was predicted to keep them;
+    otherwise it is seen whether they are met all the same."""
+
+    def __init__(
+        self, request: RequestContext, sureness: Sureness, clock: Clock, telemetry: Telemetry, *, promised: bool
+    ) -> None:
+        self._request = request
+        self._sureness = sureness
+        self._clock = clock
+        self._telemetry = telemetry
+        self._promised = promised
+        self._over = False
+
+    def failed(self, error: BaseException) -> None:
+        """No answer came. A client that leaves before its time is up says nothing; one that leaves after it does."""
+        if not isinstance(error, asyncio.CancelledError):
+            self._count("failed")
+        else:
+            self._given_up()
+
+    def watched(self, response: Response, *, as_chosen: bool) -> Response:
+        """`as_chosen`: whether the one that was predicted is the one that answers. Where another had to, the promise
+        counts, and says nothing of the predictions."""
+        body, now = response.body, self._clock.monotonic()
+        if response.status >= 400:
+            self._count("failed")
+        elif isinstance(body, Whole):
+            self._told(self._in_time(now, now, 0), as_chosen)
+        elif isinstance(body, EventStream):
+            return replace(response, body=EventStream(tapped(body.events, self._counting(now, as_chosen))))
+        return response
+
+    def _counting(self, first: float, as_chosen: bool) -> Tap[Event]:
+        pieces = 0
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal pieces
+            pieces += len(events)
+            return events
+
+        def ended() -> None:
+            self._told(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
+
+        return Tap(saw, ended, closed=self._given_up)
+
+    def _in_time(self, first: float, end: float, pieces: int) -> bool:
+        due = self._request
+        return (
+            (due.deadline is None or end <= due.deadline)
+            and (due.ttft_deadline is None or first <= due.ttft_deadline)
+            and (due.tpot_s is None or (end - first) <= due.tpot_s * max(1, pieces))
+        )
+
+    def _given_up(self) -> None:
+        deadline = self._request.deadline
+        if not self._over and deadline is not None and self._clock.monotonic() > deadline:
+            self._told(False, True)
+
+    def _told(self, in_time: bool, as_chosen: bool) -> None:
+        if not self._promised:
+            self._count("in-time" if in_time else "late")
+            return
+        self._count("kept" if in_time else "broken")
+        if as_chosen:
+            self._sureness.told(kept=in_time)
+            self._telemetry.required_confidence.set(self._request.route, value=self._sureness.required)
+
+    def _count(self, outcome: str) -> None:
+        self._over = True
+        self._telemetry.promises.add(self._request.route, outcome)

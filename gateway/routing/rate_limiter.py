@@ -1,0 +1,222 @@
+"""The limits of this gateway: asked of the store that all gateways share, and of its own part where that is silent.
+
+What is put right afterwards (real tokens, places that are left) goes to the store in batches that no client waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.bounded_cache import BoundedCache
+from gateway.errors import StoreUnavailable
+from gateway.limits import MICROS, Demand, Meters, Place, Return, Spend, Taken, left, window_of
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock, QuotaStore
+from gateway.routing.limit_evaluation import EVERYWHERE, Asked
+
+LOG = logging.getLogger("nearhit.limits")
+BEAT_S = 10.0  # a third of what a place lasts in the store
+RETRY_S = 1.0  # as the store's breaker probes
+BATCH = 256  # returns an operation
+# So long returns are gathered for one operation; who would be refused for want of them has them told at once.
+GATHER_S = 0.005
+MAX_PENDING = 10_000  # returns that wait for the store; beyond it the oldest are lost, which errs against the tenant
+MAX_SEEN = 1_000  # of those that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    taken: Taken
+    local: bool  # decided here, since the store did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was left of a limit when it was last asked."""
+
+    route: str
+    per: str
+    subject: str
+    limit: str
+    said: str
+    left: float  # in the limit's own units; of caps dollars; of large_share: the share of large ones
+    refused: int
+    at: float  # wall clock, seconds
+
+
+class Quotas:
+    """To be used from one event loop; `run` beside it. One gateway: `gateways` stays 1 until the store says more."""
+
+    def __init__(self, store: QuotaStore, clock: Clock, telemetry: Telemetry) -> None:
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self._name = secrets.token_hex(8)
+        self._numbers = count()
+        self._meters = Meters()
+        self._pending: deque[Return] = deque()
+        self._owing: Counter[str] = Counter()  # returns by key that the store has not heard of
+        self._flushing = asyncio.Lock()
+        self._seen: BoundedCache[str, Seen] = BoundedCache(MAX_SEEN)
+        self._woken = asyncio.Event()
+        self._used = False
+        self.gateways = 1  # alive on the store, as it said last
+
+    @property
+    def waiting(self) -> int:
+        """Returns that the store has not heard of yet."""
+        return self._owing.total()
+
+    def member(self) -> str:
+        """A name for one call, unique among all gateways."""
+        return f"{self._name}-{next(self._numbers)}"
+
+    async def take(self, demands: Sequence[Demand]) -> Grant:
+        """Never fails: where the store is silent, this gateway's own part decides."""
+        if not self._used:
+            self._used = True
+            self._woken.set()
+        try:
+            owed = self._owes(demands)  # the store may hear of it right after it has refused
+            taken = await self._store.take(demands)
+            if not taken.granted and (owed or self._owes(demands)):
+                await self.flush()  # what has just been given back may be what is missing
+                taken = await self._store.take(demands)
+        except StoreUnavailable as error:
+            self._leave_unheard(demands)
+            LOG.debug("limits are held locally", extra={"fields": {"error": str(error)}})
+            now, wall = self._now()
+            return Grant(self._meters.take(demands, now, wall, self.gateways), local=True)
+        except BaseException:  # the client has left; whether the store heard, nobody knows
+            self._leave_unheard(demands)
+            raise
+        if taken.granted:
+            now, _ = self._now()
+            for demand, told in zip(demands, taken.told, strict=True):
+                self._meters.saw(demand, told, now, taken.at_us)
+        return Grant(taken, local=False)
+
+    def settle(self, grant: Grant, demands: Sequence[Demand], returns: Sequence[Return]) -> None:
+        """Puts right what was granted, soon."""
+        now, _ = self._now()
+        self._meters.settle(returns, now)
+        if grant.local:
+            returns = _spent(demands, grant.taken, returns)
+        self._add(returns)
+
+    def give_back(self, grant: Grant, returns: Sequence[Return]) -> None:
+        """What was not used of a grant that is still to be settled."""
+        self._meters.settle(returns, self._now()[0])
+        if not grant.local:
+            self._add(returns)
+
+    def note(self, route: str, asked: Sequence[Asked], taken: Taken) -> None:
+        """Keeps what is shown to operators."""
+        wall = self._clock.wall()
+        for a, told in zip(asked, taken.told, strict=True):
+            before = self._seen.peek(a.demand.key)
+            refused = (before.refused if before else 0) + (not told.ok)
+            remaining = told.level / MICROS if a.limit == "large_share" else left(a.demand, told, taken=taken.granted)
+            if a.limit == "cost":
+                remaining /= MICROS
+            place = EVERYWHERE if a.everywhere else route
+            seen = Seen(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
+            self._seen.put(a.demand.key, seen)
+
+    def seen(self, limit: int) -> list[Seen]:
+        """Those that were refused most, then the latest."""
+        return sorted(self._seen.values(), key=lambda s: (-s.refused, -s.at))[:limit]
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        beat_at, wait_s = loop.time(), None
+        while True:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(GATHER_S)
+            self._woken.clear()
+            heard = await self.flush()
+            if loop.time() >= beat_at:
+                heard = await self._beat() and heard
+                beat_at = loop.time() + (BEAT_S if heard else RETRY_S)
+            if not heard:
+                await asyncio.sleep(RETRY_S)
+            wait_s = max(0.0, beat_at - loop.time())
+
+    async def close(self) -> None:
+        """Says what it can to the store; what that does not hear expires."""
+        await self.flush()
+
+    async def flush(self) -> bool:
+        """Says to the store what waits. False where it did not answer: what was to be given back is lost then, what is
+        owed and the places that are left are said again."""
+        async with self._flushing:
+            while self._pending:
+                batch = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
+                heard = False
+                try:
+                    await self._store.settle(batch)
+                    heard = True
+                except StoreUnavailable:
+                    return False
+                finally:  # also where the client that waited for this has left
+                    for item in batch:
+                        self._owes_no_more(item)
+                    if not heard:
+                        self._add([r for r in batch if _owed(r)], wake=False)
+            return True
+
+    async def _beat(self) -> bool:
+        try:
+            self.gateways = max(1, await self._store.beat(self._name, self._meters.places()))
+        except StoreUnavailable:
+            return False  # the last known number stands
+        return True
+
+    def _owes(self, demands: Sequence[Demand]) -> bool:
+        return any(demand.key in self._owing for demand in demands)
+
+    def _owes_no_more(self, item: Return) -> None:
+        """Of that one return. Without a look at all others: while the store is away each new one makes one room."""
+        self._owing[item.key] -= 1
+        if self._owing[item.key] <= 0:
+            del self._owing[item.key]
+
+    def _add(self, returns: Sequence[Return], *, wake: bool = True) -> None:
+        for item in returns:
+            if len(self._pending) >= MAX_PENDING:
+                self._owes_no_more(self._pending.popleft())
+            self._pending.append(item)
+            self._owing[item.key] += 1
+        if returns and wake:
+            self._woken.set()
+
+    def _leave_unheard(self, demands: Sequence[Demand]) -> None:
+        """A place that the store may have given, and that nobody will leave."""
+        self._add([Return("place", d.key, of=d.member) for d in demands if isinstance(d, Place)])
+
+    def _now(self) -> tuple[int, int]:
+        return int(self._clock.monotonic() * MICROS), int(self._clock.wall() * MICROS)
+
+
+def _owed(item: Return) -> bool:
+    return item.kind == "place" or (item.kind == "spend" and item.amount > 0)
+
+
+def _spent(demands: Sequence[Demand], taken: Taken, returns: Sequence[Return]) -> list[Return]:
+    """What was granted here, as the store has to hear of it: what was spent, whole. Rates have moved on by then."""
+    changes: Mapping[str, float] = {item.key: item.amount for item in returns if item.kind == "spend"}
+    return [
+        Return("spend", d.key, d.amount + changes.get(d.key, 0.0), window_of(d.window, taken.at_us))
+        for d in demands
+        if isinstance(d, Spend)
+    ]

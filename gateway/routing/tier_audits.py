@@ -1,0 +1,109 @@
+"""Asks the large model what the light one has answered, after the client has its answer, and compares both: whether the
+light model's answers are worse is measured, not assumed. The large model's answer is the measure: what says something
+else is taken to be worse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gateway.buffered_response import held
+from gateway.cache.admission import judged
+from gateway.cache.answer_comparer import Comparisons
+from gateway.cache.answer_judge import Judge
+from gateway.cache.audit_calls import AuditCalls
+from gateway.cache.price import Price
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import AdmissionRules, Target
+from gateway.context import RequestContext
+from gateway.errors import Refused, StreamBroken
+from gateway.messages import NO_CACHE, Admission, Entry
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.routing.tier_learning import Escalations
+from gateway.upstream.backend import Pool
+
+LOG = logging.getLogger("nearhit.quality")
+MAX_BYTES = 1024 * 1024  # of the large model's answer; what is longer is not compared
+
+
+class LightAudits:
+    """`draw` gives numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        pools: Mapping[str, Pool],
+        prices: Mapping[str, Price],
+        judge: Judge,
+        escalations: Escalations,
+        telemetry: Telemetry,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        self._pools = pools
+        self._prices = prices
+        self._escalations = escalations
+        self._telemetry = telemetry
+        self._draw = draw
+        self._calls = AuditCalls(judge, telemetry, clock)
+
+    def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
+        """Audits this answer, by chance, where it is the lightest model's. `light`: as it was stored, so complete; what
+        may not be stored is not asked twice either."""
+        rule = target.audit
+        if rule.share <= 0 or request.internal or request.complexity is None:
+            return
+        if len(target.tiers) == 1 or target.tier_of(light.backend) != target.tiers[0].name:
+            return
+        if self._draw() >= rule.share:
+            return
+        expected = self._prices[target.tiers[-1].backend].of(light.input_tokens, light.output_tokens)
+        skipped = self._calls.begin(
+            request.fingerprint,
+            request.route,
+            rule,
+            expected,
+            lambda: self._audit(request, light, target, comparisons),
+        )
+        if skipped is not None:
+            self._telemetry.light_audits.add(request.route, skipped)
+
+    async def close(self) -> None:
+        """Ends what is under way; what it would have told is lost, and nothing else."""
+        await self._calls.close()
+
+    async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
+        score = request.complexity
+        assert score is not None  # `consider` asked for it
+        async with self._calls.places:
+            large = await self._answer(request, light, target.tiers[-1].backend)
+            if large is None:  # what was set aside stays spent: a call that failed may have cost as much
+                self._telemetry.light_audits.add(request.route, "failed")
+                return
+            answers = light, large
+            label = await self._calls.label(comparisons, request, target.audit, answers, large.cost_dollars)
+        if label is not Label.UNDECIDED:
+            worse = label is Label.WRONG
+            self._escalations.observe(request.route, score, light_was_worse=worse, source="audit")
+        outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
+        self._telemetry.light_audits.add(request.route, outcome)  # last: who counts it finds all of the above done
+
+    async def _answer(self, request: RequestContext, light: Entry, name: str) -> Entry | None:
+        """The large model's; None where none could be had, or none that is whole."""
+        again = request.own_call("audit")
+        again.directives = NO_CACHE
+        try:
+            answer = await held(await self._pools[name].call(again), MAX_BYTES)
+        except (Refused, StreamBroken) as error:
+            LOG.warning("an audit failed", extra={"fields": {**request.log_fields, "error": str(error)}})
+            return None
+        if answer is None:
+            return None
+        assert request.call is not None
+        seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
+        cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
+        self._calls.spent(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
+        if judged(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
+            return None
+        return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

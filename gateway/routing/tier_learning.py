@@ -1,0 +1,113 @@
+"""How every route comes to its large model, what became of that, and who says what of it. Outlives the policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from gateway.bounded_cache import BoundedCache
+from gateway.cache.threshold.route_control import Said
+from gateway.config.policy.model import Policy, Target
+from gateway.context import RequestContext
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.routing.share_controller import Wish
+from gateway.routing.tier_controller import RouteEscalation
+
+MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB
+# Feedback is worth half of a comparison: those who complain are no sample, and a wrong answer of the light model may be
+# one that the large one gives, too.
+OF_LIGHT = 0.5
+# A wrong answer of the large model: the light one would hardly have been worse. A right one says nothing of the light.
+OF_LARGE_WRONG, OF_LARGE_RIGHT = 0.25, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A miss that could have gone to either model."""
+
+    route: str
+    score: float
+    light: bool
+    told: bool = False  # a client has said what it thinks of it: that counts once
+
+
+class Escalations:
+    """`basis` names what makes the scores; `tell` is given what other gateways are to hear of a route."""
+
+    def __init__(
+        self,
+        basis: str,
+        clock: Clock,
+        telemetry: Telemetry,
+        tell: Callable[[str, str, Said], None] = lambda *_: None,
+    ) -> None:
+        self.basis = basis
+        self._tell = tell
+        self._clock = clock
+        self._telemetry = telemetry
+        self._routes: dict[str, RouteEscalation] = {}
+        self._answered: BoundedCache[tuple[str, str], Answered] = BoundedCache(MAX_ANSWERED)
+
+    def of(self, route: str) -> RouteEscalation:
+        control = self._routes.get(route)
+        if control is None:
+            control = self._routes[route] = RouteEscalation(self.basis)
+        return control
+
+    def all(self) -> Iterator[tuple[str, RouteEscalation]]:
+        """Every route that has been asked for."""
+        return ((route, self.of(route)) for route in tuple(self._routes))
+
+    def apply(self, policy: Policy) -> None:
+        """Another policy is in force: routes with tiers are there from the start, with all that is not known yet."""
+        for route in policy.routes:
+            if len(route.target.tiers) > 1:
+                self.of(route.name).learning = route.target.learn
+
+    # A request
+
+    def wish(self, route: str, target: Target, score: float) -> Wish:
+        return self.of(route).wish(target, score, self._clock.monotonic())
+
+    def sent(self, request: RequestContext, wish: Wish, *, large: bool) -> None:
+        """It is about to be asked of that model. What the gateway asks on its own behalf is nobody's traffic."""
+        score = request.complexity
+        if score is not None and not request.internal:
+            self.of(request.route).count(wish, score, self._clock.monotonic(), large=large)
+
+    def answered(self, request: RequestContext, *, large: bool, instead: bool) -> None:
+        """By that model; `instead`: it was asked of the other kind first."""
+        score = request.complexity
+        if score is None or request.internal:
+            return
+        if instead:
+            self.of(request.route).recount(score, self._clock.monotonic(), large=large)
+        self._answered.put((request.tenant, request.id), Answered(request.route, score, light=not large))
+
+    # What became known
+
+    def observe(self, route: str, score: float, *, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
+        """`source`: feedback, audit or cascade. `weight`: see `RouteEscalation.observe`."""
+        self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
+        self.of(route).observe(score, light_was_worse, source, weight)
+        self._tell(self.basis, route, (score, light_was_worse, weight))
+
+    def hear(self, basis: str, route: str, said: Said) -> None:
+        """What another gateway has observed. Raises `ValueError` or `TypeError` where it cannot be read."""
+        if basis == self.basis and route in self._routes:
+            score, worse, weight = said
+            self._routes[route].hear(float(score), bool(worse), float(weight))
+
+    def feedback(self, tenant: str, request_id: str, verdict: str) -> Answered | None:
+        """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of
+        this tenant is remembered."""
+        found = self._answered.peek((tenant, request_id))
+        if found is None or found.told:
+            return found
+        self._answered.put((tenant, request_id), replace(found, told=True))
+        wrong = verdict == "wrong"
+        weight = OF_LIGHT if found.light else OF_LARGE_WRONG if wrong else OF_LARGE_RIGHT
+        worse = wrong if found.light else not wrong
+        self.observe(found.route, found.score, light_was_worse=worse, source="feedback", weight=weight)
+        return found

@@ -1,0 +1,174 @@
+"""The keys that this gateway knows: of the configuration, and of the store as far as they were shown lately.
+
+A key of the store is looked up once and then believed as long as the store says that no key has changed: the version
+of its keys is asked for four times a second. It is believed for at most `MAX_AGE_S` after the last time that the store
+said so: within that time a revocation holds on every gateway that reaches the store, however the asking fares. After a
+change each key is asked for once more, when it is shown next. Where the store does not answer, what was known goes on
+for `kept_s`; the configuration's keys always do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.api_keys import Key, KeyStore, KeyUnreadable, decode
+from gateway.bounded_cache import BoundedCache
+from gateway.errors import Overloaded, StoreUnavailable
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.principal import CONFIGURED, Permit
+
+LOG = logging.getLogger("nearhit.keys")
+POLL_S = 0.25
+MAX_AGE_S = 1.0
+MAX_KNOWN = 10_000  # keys; 1 kB each
+MAX_STRANGERS = 1_000  # digests of what is no key; apart, so that they push no key out
+Found = Permit | str
+"""A permit, or why there is none: `unknown`, `expired`, `revoked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    found: Found
+    generation: int
+    asked: float  # monotonic clock
+
+
+class Keyring:
+    """`configured`: digest -> permit. To be used from one event loop, `run` beside it."""
+
+    def __init__(
+        self, store: KeyStore, configured: Mapping[str, Permit], clock: Clock, telemetry: Telemetry, *, kept_s: float
+    ) -> None:
+        self._store = store
+        self._configured = dict(configured)
+        self._clock = clock
+        self._telemetry = telemetry
+        self._kept_s = kept_s
+        self._known: BoundedCache[str, _Known] = BoundedCache(MAX_KNOWN)
+        self._strangers: BoundedCache[str, _Known] = BoundedCache(MAX_STRANGERS)
+        self._asking: dict[str, asyncio.Task[_Known]] = {}
+        self._generation = 0
+        self._version: bytes | None = None
+        self._confirmed = float("-inf")  # monotonic clock: when the store was last asked whether a key has changed
+        self._superseded = float("-inf")  # the same of the generation before
+
+    def holds(self, permit: Permit) -> bool:
+        """Whether it is as good as when it was found, as far as is known without asking."""
+        if permit.generation == CONFIGURED:
+            return True
+        return self._sure(permit.generation) and (permit.until is None or self._clock.wall() < permit.until)
+
+    def at_hand(self, digest: str) -> Permit | None:
+        """Of a key that need not be asked for."""
+        configured = self._configured.get(digest)
+        if configured is not None:
+            return configured
+        known = self._known.peek(digest)
+        if known is None or not isinstance(known.found, Permit) or not self.holds(known.found):
+            return None
+        return known.found
+
+    async def find(self, digest: str) -> Found:
+        """Raises `Overloaded` where the store does not answer and the key is not known."""
+        at_hand = self.at_hand(digest)
+        if at_hand is not None:
+            return at_hand
+        return await self._found(digest, lambda: self._store.by_digest(digest), digest)
+
+    async def find_by_id(self, identity: str) -> Found:
+        """For what was asked for while the key was good."""
+        return await self._found(identity, lambda: self._store.by_id(identity), None)
+
+    async def run(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(POLL_S)
+
+    async def refresh(self) -> None:
+        """Learns whether a key has changed."""
+        asked = self._clock.monotonic()
+        try:
+            version = await self._store.version()
+        except StoreUnavailable:
+            return
+        if version != self._version:
+            self._superseded = self._confirmed
+            self._generation += 1
+            self._version = version
+        self._confirmed = asked
+
+    async def close(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+
+    def _sure(self, generation: int) -> bool:
+        return generation == self._generation and self._clock.monotonic() - self._confirmed <= MAX_AGE_S
+
+    async def _found(self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None) -> Found:
+        known = self._known.peek(name) or self._strangers.peek(name)
+        if known is None or not self._sure(known.generation):
+            known = await self._asked(name, ask, digest, known)
+        if isinstance(known.found, str):
+            return known.found
+        until = known.found.until
+        return "expired" if until is not None and self._clock.wall() >= until else known.found
+
+    async def _asked(
+        self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None, before: _Known | None
+    ) -> _Known:
+        """A crowd that shows one key asks once."""
+        task = self._asking.get(name)
+        if task is None:
+            task = self._asking[name] = asyncio.create_task(self._ask(name, ask, digest))
+            task.add_done_callback(lambda task: self._over(name, task))
+        try:
+            return await asyncio.shield(task)
+        except StoreUnavailable:
+            if before is not None and self._clock.monotonic() - self._last_sure(before) <= self._kept_s:
+                self._telemetry.key_lookups.add("kept")
+                return before
+            self._telemetry.key_lookups.add("unavailable")
+            raise Overloaded("API keys cannot be looked up now: try again", retry_after_s=1) from None
+
+    async def _ask(self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None) -> _Known:
+        generation, asked = self._generation, self._clock.monotonic()
+        data = await ask()
+        found = self._read(data, digest, generation)
+        known = _Known(found, generation, asked)
+        self._telemetry.key_lookups.add("absent" if found == "unknown" else "found")
+        for each in (self._known, self._strangers):
+            each.pop(name)
+        (self._strangers if found == "unknown" else self._known).put(name, known)
+        return known
+
+    def _over(self, name: str, task: asyncio.Task[_Known]) -> None:
+        self._asking.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited for it has it, or has left
+
+    def _read(self, data: bytes | None, digest: str | None, generation: int) -> Found:
+        if data is None:
+            return "unknown"
+        try:
+            key: Key = decode(data)
+        except KeyUnreadable as error:
+            LOG.error("a key of the store is unreadable, and good for nothing: %s", error)
+            return "unknown"
+        if digest is not None and all(secret.digest != digest for secret in key.secrets):
+            return "unknown"
+        if key.revoked is not None:
+            return "revoked"
+        return key.permit(digest, generation)
+
+    def _last_sure(self, known: _Known) -> float:
+        """Monotonic clock: when it was last known to be so."""
+        if known.generation == self._generation:
+            return max(known.asked, self._confirmed)
+        if known.generation == self._generation - 1:
+            return max(known.asked, self._superseded)
+        return known.asked

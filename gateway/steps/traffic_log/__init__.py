@@ -1,0 +1,1 @@
+"""The traffic log: records of requests on routes with `record`, for `nearhit simulate`."""

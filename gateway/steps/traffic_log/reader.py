@@ -1,0 +1,135 @@
+"""Reads a traffic log back: a window of the gateway's own, or segments that lie elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.config.units import parse_positive_duration
+from gateway.errors import Refused
+from gateway.steps.traffic_log.format import (
+    SUFFIX,
+    Heading,
+    Labelled,
+    Recorded,
+    Row,
+    SegmentInvalid,
+    decode_batch,
+    decode_heading,
+    frames,
+)
+from gateway.steps.traffic_log.segments import segments_in
+
+_LAST = re.compile(r"last-(\S+)")
+MAX_REQUESTS = 250_000  # some 5 kB of memory each, their replays included
+EXPECTED = "expected last-24h, or a segment or a folder of segments"
+
+
+class TrafficUnreadable(Refused):
+    """There is nothing to replay; the message is one sentence."""
+
+    status = 422
+    kind = "traffic_unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was recorded, in the order in which it came, and what it stands on."""
+
+    requests: tuple[Recorded, ...]
+    labels: tuple[Labelled, ...]
+    heading: Heading  # of the first segment
+    notes: tuple[str, ...]  # what could not be read, a sentence each
+
+
+def read_traffic(wanted: str, folder: Path, now: float, most: int = MAX_REQUESTS) -> Traffic:
+    """`wanted`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `most`: requests that
+    are read, where a segment alone has not more. Raises `TrafficUnreadable`."""
+    last = _LAST.fullmatch(wanted)
+    since = 0.0 if last is None else now - _duration(last[1], wanted)
+    paths = _paths(folder if last else Path(wanted), None if last else wanted)
+    return _joined(_within(paths, since), since, wanted, most)
+
+
+def _duration(text: str, wanted: str) -> float:
+    try:
+        return parse_positive_duration(text)
+    except ValueError as error:
+        raise TrafficUnreadable(f"--traffic {wanted}: {error}") from None
+
+
+def _paths(where: Path, named: str | None) -> list[Path]:
+    """`named`: by an operator; None: the gateway's own log."""
+    if named is not None and where.is_file():
+        return [where]
+    try:
+        found = segments_in(where)
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise TrafficUnreadable(f"{where} cannot be read ({error.strerror}): {EXPECTED}") from None
+    if not found and named is None:
+        raise TrafficUnreadable(
+            f"no traffic was recorded in {where}, expected routes with record: on and some requests"
+        )
+    if not found:
+        raise TrafficUnreadable(f"no segment of a traffic log (*{SUFFIX}) is in {where}: {EXPECTED}")
+    return found
+
+
+def _within(paths: list[Path], since: float) -> list[Path]:
+    """Without those that ended before: what was written last is when a segment ended."""
+    return [path for path in paths if path.stat().st_mtime >= since]
+
+
+def _joined(paths: list[Path], since: float, wanted: str, most: int) -> Traffic:
+    """Newest segments first, as many as there is room for."""
+    headings: list[Heading] = []
+    notes: list[str] = []
+    requests: list[Recorded] = []
+    labels: list[Labelled] = []
+    for path in reversed(paths):
+        rows = [row for row in _rows(path, headings, notes) if row.at >= since]
+        more = [row for row in rows if isinstance(row, Recorded)]
+        if requests and len(requests) + len(more) > most:
+            headings.pop()
+            notes.append(f"only the last {len(requests)} requests of {wanted} are replayed: more do not go into memory")
+            break
+        requests += more
+        labels += (row for row in rows if isinstance(row, Labelled))
+    if not requests:
+        said = f" ({notes[0]})" if notes else ""
+        raise TrafficUnreadable(f"no request was recorded in {wanted}{said}, expected routes with record: on")
+    if len(spaces := {(each.embedder, each.dimension) for each in headings}) > 1:
+        names = " and ".join(sorted(name for name, _ in spaces))
+        raise TrafficUnreadable(
+            f"the traffic of {wanted} was embedded by different models, {names}: their vectors cannot be compared, "
+            "expected a window of one model"
+        )
+    requests.sort(key=lambda row: row.at)
+    labels.sort(key=lambda row: row.at)
+    return Traffic(tuple(requests), tuple(labels), headings[-1], tuple(notes))
+
+
+def _rows(path: Path, headings: list[Heading], notes: list[str]) -> Iterator[Row]:
+    """What is whole of one segment; what is not is noted."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read ({error.strerror})")
+        return
+    batches = frames(data)
+    try:
+        first = next(batches, None)
+        if first is None:
+            raise SegmentInvalid("is damaged at its beginning, or no segment of a traffic log")
+        headings.append(decode_heading(first))
+        for at, payload in enumerate(batches):
+            if payload is None:
+                notes.append(f"{path.name} is cut off or damaged after batch {at}: what follows is not replayed")
+                return
+            yield from decode_batch(payload)
+    except SegmentInvalid as invalid:
+        notes.append(f"{path.name} {invalid}: it is not replayed")

@@ -1,0 +1,205 @@
+"""What is kept of a request: what decides, not what was said, unless the policy says so. Pure (docs/decisions/0021)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from gateway.cache.admission import roles_of
+from gateway.cache.templates import framed
+from gateway.config.policy.model import Policy, Recording
+from gateway.context import RequestContext
+from gateway.credentials import SECRET
+from gateway.messages import CacheDirectives, Call, Provenance, Verdict
+from gateway.routing.budget import budget_of
+from gateway.routing.token_estimate import input_tokens
+from gateway.steps.traffic_log.format import Answer, Considered, Given, Hit, Recorded
+
+DIGEST_BYTES = 16
+MAX_PROMPT = 32_768  # characters; of a longer question no text is kept
+HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
+_DRAWN = 2**64
+
+Digest = Callable[[bytes | str], bytes]
+
+
+def digest_of(key: bytes) -> Digest:
+    """Digests that say nothing to whoever has not the key, which stays where the log is."""
+
+    def digest(value: bytes | str) -> bytes:
+        content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        return hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest()
+
+    return digest
+
+
+def tenant_digests(digest: Digest) -> Digest:
+    """The same, remembered: there are few tenants."""
+    return lru_cache(maxsize=1024)(lambda value: digest(b"tenant/" + _bytes(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a request that is recorded: what is known of it before anything is decided."""
+
+    plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
+    given: Given
+    question: str | None  # in memory alone
+    keeps_prompt: bool
+
+
+def header_names(policy: Policy) -> frozenset[str]:
+    """Those that its routes match by, but for what carries secrets."""
+    return frozenset(name for route in policy.routes for name, _ in route.match.headers) - SECRET
+
+
+def drawn(canonical: bytes, share: float) -> bool:
+    """By the question, so that all its repeats are kept or none. `canonical`: its digest."""
+    return share >= 1.0 or int.from_bytes(canonical[:8], "big") < share * _DRAWN
+
+
+def facts_of(
+    request: RequestContext,
+    call: Call,
+    rule: Recording,
+    headers: frozenset[str],
+    digest: Digest,
+    tenants: Digest,
+    *,
+    plain: bool = False,
+) -> Facts | None:
+    """None where the question is not drawn."""
+    kind = f"{call.dialect.name}\0{call.operation}\0".encode()
+    canonical = digest(b"exact/" + kind + call.canonical)
+    if not drawn(canonical, rule.share):
+        return None
+    kept = rule.prompts and call.question is not None and len(call.question) <= MAX_PROMPT
+    directives, temperature = request.directives, call.body.get("temperature")
+    given = Given(
+        request.path,
+        call.model,
+        call.dialect.name,
+        call.operation,
+        tuple(_matched(request, headers)),
+        tenants(request.tenant),
+        digest(b"user/" + _bytes(call.user)) if call.user else b"",
+        canonical,
+        digest(b"scope/" + kind + call.context),
+        None if call.question is None else digest(b"question/" + _bytes(call.question)),
+        *_directives(directives),
+        None if call.uncached is None else str(call.uncached),
+        call.batch is not None,
+        call.stream,
+        input_tokens(call),
+        call.max_tokens,
+        float(temperature) if isinstance(temperature, int | float) else None,
+        tuple(dict.fromkeys(str(role) for role in roles_of(call))),
+        None if request.background else budget_of(request.headers, None).total_s,
+        request.background,
+    )
+    return Facts(plain, given, call.question, kept)
+
+
+def recorded_of(
+    facts: Facts,
+    request: RequestContext,
+    provenance: Provenance,
+    *,
+    at: float,
+    policy: str,
+    status: int,
+    seconds: float,
+    digest: Digest,
+) -> Recorded:
+    """When the request is over. `at`: wall clock, when it came; `policy`: hash of the one in force."""
+    embedding, best = request.embedding, request.judged
+    stored, inspected = request.stored, request.inspected
+    return Recorded(
+        at,
+        request.id,
+        policy,
+        request.route,
+        facts.given,
+        facts.question if facts.keeps_prompt else None,
+        None if embedding is None else embedding.vector.astype("<f2").tobytes(),
+        embedding is None or not embedding.partial,
+        status=status,
+        verdict=str(provenance.verdict),
+        reason=None if provenance.reason is None else str(provenance.reason),
+        backend=provenance.backend,
+        tier=provenance.tier,
+        complexity=provenance.complexity if request.complexity is None else request.complexity,
+        entry=b"" if stored is None else digest(stored.fingerprint),
+        stored=stored is not None,
+        answer=None
+        if inspected is None
+        else Answer(
+            str(inspected.inspection.admission),
+            inspected.inspection.input_tokens,
+            inspected.inspection.output_tokens,
+            inspected.dollars,
+            inspected.size,
+            inspected.seconds,
+        ),
+        hit=_hit(provenance, digest),
+        shift=0.0 if best is None or best.verbatim or facts.plain else best.score - best.opinion.score,
+        threshold=None if best is None else best.threshold,
+        similarity=None if best is None else best.similarity,
+        considered=tuple(_considered(facts, request, digest)),
+        seconds=seconds,
+        stages=dict(request.timings),
+    )
+
+
+def vector_of(kept: bytes) -> np.ndarray:
+    """The opposite of how `recorded_of` keeps one: float32, of unit length but for what float16 rounds."""
+    return np.frombuffer(kept, "<f2").astype(np.float32)
+
+
+def _hit(provenance: Provenance, digest: Digest) -> Hit | None:
+    if not provenance.fingerprint or provenance.verdict not in HITS:
+        return None
+    return Hit(
+        digest(provenance.fingerprint),
+        provenance.age_s or 0.0,
+        provenance.saved_tokens,
+        provenance.output_tokens,
+        provenance.saved_dollars,
+        provenance.upstream_s,
+    )
+
+
+def _considered(facts: Facts, request: RequestContext, digest: Digest) -> Iterator[Considered]:
+    stored = [each.entry.question or "" for each in request.considered]
+    for each in request.considered:
+        opinion = each.opinion
+        yield Considered(
+            digest(each.entry.fingerprint),
+            each.similarity,
+            each.entry.created,
+            None if facts.plain else opinion.score,
+            opinion.probability,
+            None if opinion.veto is None else str(opinion.veto),
+            None if opinion.doubt is None else str(opinion.doubt),
+            each is request.judged or not framed(facts.question or "", each.entry.question or "", stored),
+        )
+
+
+def _matched(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+    if not names:
+        return
+    for name, value in request.headers.items():
+        if name.lower() in names:
+            yield name.lower(), value
+
+
+def _directives(given: CacheDirectives) -> tuple[bool, bool, bool, float | None, float]:
+    return given.no_store, given.no_cache, given.only_if_cached, given.max_age_s, given.min_fresh_s
+
+
+def _bytes(value: bytes | str | None) -> bytes:
+    return value if isinstance(value, bytes) else (value or "").encode("utf-8", "surrogatepass")

@@ -1,0 +1,165 @@
+"""Keeps what becomes of requests on routes with `record`: in a bounded buffer, written in batches by another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.cache.judgement import Judged
+from gateway.config.policy.model import Policy, Route
+from gateway.config.traffic import Traffic
+from gateway.context import RequestContext
+from gateway.messages import Provenance
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.steps.traffic_log.format import Heading, Labelled, Row
+from gateway.steps.traffic_log.recorded_request import (
+    Digest,
+    Facts,
+    digest_of,
+    facts_of,
+    header_names,
+    recorded_of,
+    tenant_digests,
+)
+from gateway.steps.traffic_log.segments import Segments, key_in
+
+LOG = logging.getLogger("nearhit.traffic")
+OUTCOMES = ("recorded", "dropped")
+
+
+class Recorder:
+    """To be used from one event loop. Nothing is written, and no folder made, before a route records. `heading` says
+    what rows stand on, given the names of recorded headers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Traffic,
+        heading: Callable[[frozenset[str]], Heading],
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._folder = folder
+        self._bounds = bounds
+        self._heading = heading
+        self._clock = clock
+        self._telemetry = telemetry
+        self._segments = Segments(folder, bounds, clock.wall)
+        self._rows: list[Row] = []
+        self._due = asyncio.Event()
+        self._policy = ""
+        self._headers: frozenset[str] = frozenset()
+        self._routes: frozenset[str] = frozenset()
+        self._digest: Digest | None = None
+        self._tenants: Digest | None = None
+        self._failing = False
+        self._standing: Heading | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
+
+    def apply(self, policy: Policy) -> None:
+        """Another policy is in force, or another embedding model serves."""
+        self._segments.renew()
+        self._policy, self._headers = policy.hash, header_names(policy)
+        self._routes = frozenset(route.name for route in policy.routes if route.record is not None)
+        if self._routes and self._digest is None:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self._digest = digest_of(key_in(self._folder))
+        except OSError as error:
+            LOG.error(
+                "traffic is not recorded: its folder cannot be written, expected one of the gateway's own",
+                extra={"fields": {"folder": str(self._folder), "error": error.strerror}},
+            )
+            return
+        self._tenants = tenant_digests(self._digest)
+        for outcome in OUTCOMES:
+            self._telemetry.traffic.add(outcome, amount=0.0)
+
+    # A request
+
+    def facts(self, request: RequestContext, route: Route) -> Facts | None:
+        """Before anything is decided of it; None where it is not recorded."""
+        if request.call is None or route.record is None or self._digest is None or self._tenants is None:
+            return None
+        plain = route.semantic is not None and route.semantic.acceptance.min_similarity is not None
+        return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
+
+    def over(
+        self, facts: Facts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+    ) -> None:
+        """Its last byte has gone."""
+        if self._digest is None:
+            return
+        if len(self._rows) >= self._bounds.max_buffered:
+            self._telemetry.traffic.add("dropped")
+            return
+        row = recorded_of(
+            facts,
+            request,
+            provenance,
+            at=self._clock.wall() - seconds,
+            policy=self._policy,
+            status=status,
+            seconds=seconds,
+            digest=self._digest,
+        )
+        self._keep(row)
+
+    def label(self, route: str, judged: Judged, label: str) -> None:
+        """It turned out whether a neighbour was right."""
+        if route in self._routes and len(self._rows) < self._bounds.max_buffered:
+            self._keep(Labelled(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
+
+    def _keep(self, row: Row) -> None:
+        if not self._rows and self._segments.full():  # what was learnt before the segment, not in the middle of it
+            self._standing = self._heading(self._headers)
+        self._rows.append(row)
+        if 2 * len(self._rows) >= self._bounds.max_buffered:
+            self._due.set()
+
+    # The log
+
+    async def run(self) -> None:
+        """Writes until it is cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._bounds.flush):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """What was recorded so far is in its file."""
+        async with self._one_at_a_time:
+            rows, self._rows = self._rows, []
+            if rows:
+                heading = self._standing or self._heading(self._headers)
+                self._writing = asyncio.ensure_future(self._written(rows, heading))
+            if self._writing is not None:  # also one that a cancelled flush has begun
+                await asyncio.shield(self._writing)
+
+    async def _written(self, rows: list[Row], heading: Heading) -> None:
+        requests = sum(not isinstance(row, Labelled) for row in rows)
+        try:
+            await asyncio.to_thread(self._segments.append, heading, rows)
+        except OSError as error:
+            self._telemetry.traffic.add("dropped", amount=requests)
+            if not self._failing:
+                LOG.error("traffic could not be written", extra={"fields": {"error": error.strerror or str(error)}})
+            self._failing = True
+            return
+        self._failing = False
+        self._telemetry.traffic.add("recorded", amount=requests)
+
+    async def close(self) -> None:
+        """Writes what is held."""
+        await self.flush()
+        self._segments.close()

@@ -1,0 +1,117 @@
+"""The files of a traffic log: written whole batch by whole batch, bounded in size and age, for their owner's eyes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gateway.config.traffic import Traffic
+from gateway.steps.traffic_log.format import SUFFIX, Heading, Row, encode_batch, encode_heading
+
+FOLDER, KEY_FILE, KEY_BYTES = "traffic", "key", 32
+OWNER_ONLY, OWNERS_FOLDER = 0o600, 0o700
+
+
+def key_in(folder: Path) -> bytes:
+    """That of the log's digests; made where there is none. Raises `OSError`."""
+    path = folder / KEY_FILE
+    try:
+        kept = path.read_bytes()
+        if len(kept) == KEY_BYTES:
+            return kept
+    except FileNotFoundError:
+        pass
+    prepare(folder)
+    made = secrets.token_bytes(KEY_BYTES)
+    beside = folder / f".{KEY_FILE}.new"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, OWNER_ONLY)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(made)
+    beside.replace(path)
+    return made
+
+
+def prepare(folder: Path) -> None:
+    """Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True, mode=OWNERS_FOLDER)
+    folder.chmod(OWNERS_FOLDER)
+
+
+def segments_in(folder: Path) -> list[Path]:
+    """Oldest first: their names are the milliseconds of their first request. Raises `OSError`."""
+    return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.stem.replace("-", "").isdigit())
+
+
+class Segments:
+    """Appends batches. To be used from one thread at a time. `wall`: seconds since the epoch."""
+
+    def __init__(self, folder: Path, bounds: Traffic, wall: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._bounds = bounds
+        self._wall = wall
+        self._descriptor: int | None = None
+        self._size = 0
+        self._begun = 0.0
+        self._outdated = False
+
+    def append(self, heading: Heading, rows: Sequence[Row]) -> int:
+        """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
+        batch: what a process that is killed has written is whole, but for the last batch. Raises `OSError`."""
+        if self.full():
+            self._begin(heading)
+        batch = encode_batch(rows)
+        self._write(batch)
+        return len(batch)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def renew(self) -> None:
+        """The next batch begins a segment: what rows stand on has changed."""
+        self._outdated = True
+
+    def full(self) -> bool:
+        """Whether the next batch begins a segment."""
+        return (
+            self._descriptor is None
+            or self._outdated
+            or self._size >= self._bounds.segment_size
+            or self._wall() - self._begun >= self._bounds.segment_age
+        )
+
+    def _begin(self, heading: Heading) -> None:
+        self.close()
+        prepare(self._folder)
+        self._prune()
+        at = int(1e3 * self._wall())
+        while (path := self._folder / f"{at:015d}{SUFFIX}").exists():
+            at += 1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, OWNER_ONLY)
+        self._size, self._begun, self._outdated = 0, self._wall(), False
+        self._write(encode_heading(heading))
+
+    def _write(self, content: bytes) -> None:
+        assert self._descriptor is not None
+        written = os.write(self._descriptor, content)
+        if written < len(content):  # the disk is full: what is there of the frame is cut off by who reads it
+            self.close()
+            raise OSError(28, "No space left on device")
+        self._size += written
+
+    def _prune(self) -> None:
+        """Leaves room for the segment that is begun."""
+        found = segments_in(self._folder)
+        sizes = {path: path.stat() for path in found}
+        total = sum(stat.st_size for stat in sizes.values()) + self._bounds.segment_size
+        for path in found:
+            too_old = self._wall() - sizes[path].st_mtime > self._bounds.max_age
+            if not too_old and total <= self._bounds.max_size:
+                break
+            path.unlink(missing_ok=True)
+            total -= sizes[path].st_size

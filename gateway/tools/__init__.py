@@ -1,0 +1,1 @@
+"""What does not run in a gateway: model build, distillation, demo, capacity plan, simulation."""

@@ -1,0 +1,278 @@
+"""From a demand and unit costs to a fleet. Pure; each part says its formula with the figures in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.tools.capacity.costs import Costs
+from gateway.tools.capacity.demand import Demand, Impossible
+from gateway.tools.capacity.queueing import Service, servers, wait_quantile_s, whole
+
+US, MB, GB = 1e-6, 1e6, 1e9
+FOLLOWING = 0.5  # of a core's utilisation: where following alone would take more, the index goes out of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`count` machines or processes, spares included; cores and GB are of all of them together.
+
+    `used`: names of costs that it rests on.
+    """
+
+    name: str
+    count: int
+    formula: str
+    cores: float = 0.0
+    memory_gb: float = 0.0
+    gpus: int = 0
+    used: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What it takes. Rates are a second, at the peak; waits are seconds, with the spare gateways away."""
+
+    demand: Demand
+    index: str  # faiss | milvus
+    because: str
+    parts: tuple[Part, ...]
+    changes: float
+    loop_wait_p95_s: float
+    threads_wait_p95_s: float
+    client_bits: float
+    upstream_bits: float
+    store_bits: float
+    out_gb_month: float
+    notes: tuple[str, ...]
+
+    def part(self, name: str) -> Part:
+        """Raises `KeyError`."""
+        return {part.name: part for part in self.parts}[name]
+
+    @property
+    def cores(self) -> float:
+        return sum(part.cores for part in self.parts)
+
+    @property
+    def memory_gb(self) -> float:
+        return sum(part.memory_gb for part in self.parts)
+
+    @property
+    def gpus(self) -> int:
+        return sum(part.gpus for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of gateways: what each request asks of an event loop and of the threads beside it, and the part of a core of each
+    that following the others takes, in every gateway alike."""
+
+    loop: Service
+    threads: Service
+    loop_following: float
+    threads_following: float
+
+
+SECONDS_A_MONTH = 730 * 3600
+
+
+def work_of(demand: Demand, costs: Costs, index: str) -> Work:
+    """Events of a stream are services of their own, between which others get the loop."""
+    d, c = demand, costs
+    loop = [
+        (d.exact, c.exact_loop_us * US),
+        (d.semantic, c.semantic_loop_us * US),
+        (d.miss, c.miss_loop_us * US),
+        (d.miss * d.stream_share * d.stream_events, c.event_loop_us * US),
+    ]
+    elsewhere = c.embedding_threads_us if d.embedder == "triton" else 0.0
+    threads = [
+        (d.semantic, max(0.0, c.semantic_threads_us - elsewhere) * US),
+        (d.miss, max(0.0, c.miss_threads_us - elsewhere) * US),
+    ]
+    changes = d.peak * d.inserts if index == "faiss" else 0.0
+    return Work(
+        Service.of(loop), Service.of(threads), changes * c.change_loop_us * US, changes * c.change_threads_us * US
+    )
+
+
+def fleet_of(demand: Demand, costs: Costs) -> Fleet:
+    """Raises `Impossible`."""
+    index, because = _index(demand, costs)
+    work = work_of(demand, costs, index)
+    gateways = _gateways(demand, costs, index, work)
+    left = demand.peak / (gateways.count - demand.spare)
+    changes = demand.peak * demand.inserts
+    follows = gateways.count if index == "faiss" else 0
+    parts = [gateways, _store(demand, costs, follows)]
+    if index == "milvus":
+        parts.append(_milvus(demand, costs))
+    parts += _gpus(demand, costs)
+    d, answer = demand, answer_bytes(demand, costs)
+    both = demand.request_bytes + answer
+    read = d.exact * costs.exact_store_bytes + d.semantic * costs.semantic_store_bytes + d.inserts * answer
+    return Fleet(
+        demand=d,
+        index=index,
+        because=because,
+        parts=tuple(parts),
+        changes=changes,
+        loop_wait_p95_s=wait_quantile_s(left, work.loop, 0.95, work.loop_following),
+        threads_wait_p95_s=wait_quantile_s(left, work.threads, 0.95, work.threads_following),
+        client_bits=8 * d.peak * both,
+        upstream_bits=8 * d.peak * d.miss * both,
+        store_bits=8 * (d.peak * read + changes * follows * costs.change_store_bytes),
+        out_gb_month=d.rps * answer * SECONDS_A_MONTH / GB,
+        notes=tuple(_notes(d, costs, index, changes, follows)),
+    )
+
+
+def _index(d: Demand, c: Costs) -> tuple[str, str]:
+    changes = d.peak * d.inserts
+    loop, threads = (changes * us * US for us in (c.change_loop_us, c.change_threads_us))
+    share = max(loop, threads)
+    large = d.entries > c.faiss_entries
+    if d.index == "faiss":
+        if large:
+            raise Impossible(
+                f"--index faiss holds {c.faiss_entries:g} entries in each gateway as far as it was measured, and "
+                f"--entries is {d.entries:g}: fewer entries, --index milvus, or a faiss_entries of your own in --costs"
+            )
+        if share >= d.utilisation:
+            raise Impossible(
+                f"--index faiss cannot follow {changes:,.0f} new entries a second at the peak: that takes {share:.0%} "
+                f"of a core in each gateway, and --utilisation leaves {d.utilisation:.0%}: --index milvus, or a "
+                "smaller --stored-share"
+            )
+        return "faiss", "as asked"
+    if d.index == "milvus":
+        return "milvus", "as asked"
+    if large:
+        return "milvus", f"{d.entries:g} entries are more than the {c.faiss_entries:g} that FAISS was measured with"
+    if share > FOLLOWING * d.utilisation:
+        return (
+            "milvus",
+            f"{changes:,.0f} new entries a second would take {share:.0%} of a core in each gateway to follow",
+        )
+    return "faiss", f"in each gateway: {d.entries:g} entries, {share:.1%} of a core to follow the others"
+
+
+def _gateways(d: Demand, c: Costs, index: str, work: Work) -> Part:
+    loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_following)
+    threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_following)
+    count = whole(max(loops, threads)) + d.spare
+    following = count * (work.loop_following + work.threads_following)
+    held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
+    left = f"({d.utilisation:g} - {work.loop_following:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
+    return Part(
+        "gateways",
+        count,
+        f"{d.peak:,.0f}/s x {work.loop.mean_s / US:,.0f} us of event loop / {left} = {loops:,.1f}; "
+        f"x {work.threads.mean_s / US:,.0f} us of threads = {threads:,.1f}; the larger, + {d.spare} spare",
+        cores=servers(d.peak * (work.loop.mean_s + work.threads.mean_s) + following, d.utilisation) * _spared(count, d),
+        memory_gb=count * (c.gateway_mb * MB + held) / GB,
+        used=(
+            *("exact_loop_us", "semantic_loop_us", "semantic_threads_us", "miss_loop_us", "miss_threads_us"),
+            *(("event_loop_us",) if d.stream_share * d.stream_events else ()),
+            *(("embedding_threads_us",) if d.embedder == "triton" else ()),
+            *(("change_loop_us", "change_threads_us", "entry_index_bytes") if index == "faiss" else ()),
+        ),
+    )
+
+
+def _spared(count: int, d: Demand) -> float:
+    """Spares have cores, too, though they need none."""
+    return count / (count - d.spare)
+
+
+def _store(d: Demand, c: Costs, follows: int) -> Part:
+    each = d.exact * c.exact_store_us + d.semantic * c.semantic_store_us + d.inserts * c.miss_store_us
+    followed = d.peak * d.inserts * follows * c.change_store_us * US
+    by_work = servers(d.peak * each * US + followed, d.utilisation)
+    size = c.entry_store_bytes + answer_bytes(d, c)
+    held = d.entries * size
+    by_memory = held / (c.shard_gb * GB * c.shard_fill)
+    shards = whole(max(by_work, by_memory))
+    following = f" + {followed:,.1f} for {follows} followers" if follows else ""
+    nodes = shards * (1 + d.store_replicas)
+    return Part(
+        "store shards",
+        shards,
+        f"({d.peak:,.0f}/s x {each:,.0f} us{following}) / {d.utilisation:g} = {by_work:,.1f} by work; "
+        f"{d.entries:g} x {size:,.0f} B / ({c.shard_gb:g} GB x {c.shard_fill:g}) = {by_memory:,.1f} by memory; "
+        f"the larger, each with {d.store_replicas} replica(s)",
+        cores=float(nodes),
+        memory_gb=held * (1 + d.store_replicas) / c.shard_fill / GB,
+        used=(
+            *("exact_store_us", "semantic_store_us", "miss_store_us", "entry_store_bytes", "shard_gb", "shard_fill"),
+            *(("event_store_bytes",) if d.stream_share * d.stream_events else ()),
+            *(("change_store_us",) if follows else ()),
+        ),
+    )
+
+
+def answer_bytes(d: Demand, c: Costs) -> float:
+    """Of an answer on the mean, whole or streamed: stored, and on its way."""
+    return (1 - d.stream_share) * d.answer_bytes + d.stream_share * d.stream_events * c.event_store_bytes
+
+
+def _milvus(d: Demand, c: Costs) -> Part:
+    memory = d.entries * c.entry_milvus_bytes / (c.milvus_node_gb * GB * c.shard_fill)
+    searches = servers(d.peak * d.embedded / c.milvus_searches, d.utilisation)
+    inserts = servers(d.peak * d.inserts / c.milvus_inserts, d.utilisation)
+    count = whole(max(memory, searches, inserts)) + d.spare
+    return Part(
+        "milvus nodes",
+        count,
+        f"{d.entries:g} x {c.entry_milvus_bytes:g} B / ({c.milvus_node_gb:g} GB x {c.shard_fill:g}) = {memory:,.1f}; "
+        f"{d.peak * d.embedded:,.0f} searches/s / ({c.milvus_searches:g} x {d.utilisation:g}) = {searches:,.1f}; "
+        f"{d.peak * d.inserts:,.0f} inserts/s / ({c.milvus_inserts:g} x {d.utilisation:g}) = {inserts:,.1f}; "
+        f"the largest, + {d.spare} spare",
+        cores=count * c.milvus_node_gb / 4,  # 4 GB a core, as machines for memory are sold
+        memory_gb=count * c.milvus_node_gb,
+        used=("entry_milvus_bytes", "milvus_node_gb", "milvus_searches", "milvus_inserts", "shard_fill"),
+    )
+
+
+def _gpus(d: Demand, c: Costs) -> Iterator[Part]:
+    asked = (
+        [("embedding GPUs", "embeddings_per_gpu", d.embedded, c.embeddings_per_gpu)] if d.embedder == "triton" else []
+    )
+    if d.own_models:
+        asked.append(("light model GPUs", "light_per_gpu", d.miss * (1 - d.large_share), c.light_per_gpu))
+        asked.append(("large model GPUs", "large_per_gpu", d.miss * d.large_share, c.large_per_gpu))
+    for name, cost, share, each in asked:
+        if share > 0:
+            count = servers(d.peak * share / each, d.utilisation)
+            formula = f"{d.peak * share:,.0f}/s / ({each:g}/s x {d.utilisation:g}) = {count:,.1f}, + {d.spare} spare"
+            yield Part(name, whole(count) + d.spare, formula, gpus=whole(count) + d.spare, used=(cost,))
+
+
+def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Iterator[str]:
+    inserts = d.rps * d.inserts
+    if inserts > 0 and d.entries >= 1:
+        stays = duration(d.entries / inserts)
+        yield (
+            f"{d.entries:g} entries and {inserts:,.0f} new ones a second: an entry stays {stays} on the mean; a hit "
+            "rate that needs longer takes more entries or a smaller --stored-share"
+        )
+    if changes > 0 and index == "faiss":
+        yield (
+            f"the log of changes is one key, on one shard: {changes:,.0f} lines a second, read by {follows} gateways; "
+            f"store.max_changes {max(1000, 180 * changes):,.0f} lets one be away for three minutes"
+        )
+    if index == "milvus":
+        yield "what Milvus' client costs a gateway is not in it: nobody has measured that"
+    if d.embedder == "triton" and d.embedded > 0:
+        yield "what asking Triton for a vector costs an event loop is not in it: nobody has measured that"
+    if d.own_models and d.hit_rate > 0:
+        each = (1 - d.large_share) / c.light_per_gpu + d.large_share / c.large_per_gpu
+        yield f"hits spare {servers(d.peak * d.hit_rate * each, d.utilisation):,.0f} GPUs of models"
+
+
+def duration(seconds: float) -> str:
+    for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:,.1f} s"

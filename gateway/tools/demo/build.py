@@ -1,0 +1,82 @@
+"""Builds the Triton model repository of the demo: `light`, `large` and `embedder`, with the documentation inside."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
+from gateway.tools.demo.errors import ModelsUnavailable
+from gateway.tools.demo.passages import Passage, read_passages
+from gateway.tools.demo.repository.answering import Corpus
+from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVectors
+from gateway.tools.demo.static_vectors import ensure_static_vectors
+
+MODELS = ("light", "large", "embedder")
+SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each model.py
+
+
+def build_repository(models: Path, doc_root: Path, target: Path, progress: Callable[[str], None]) -> Path:
+    """Makes the model repository at `target` unless it is there and up to date; returns `target`.
+
+    `models` is the directory that holds the encoder, `doc_root` the one with README.md and docs/. Raises
+    `ModelsUnavailable` when there is no documentation, `ModelMissing` or `ModelCorrupt` for the encoder.
+    """
+    encoder = models / MODEL
+    load_manifest(encoder)
+    model, tokenizer = encoder / MODEL_FILE, encoder / TOKENIZER_FILE
+    passages = read_passages(doc_root)
+    if not passages:
+        raise ModelsUnavailable(f"there is no documentation (README.md, docs/*.md) under {doc_root}")
+    static = ensure_static_vectors(model, tokenizer, models / f"{MODEL}-static", progress)
+    digest, stamp = _digest(passages, static, model), target / "built-from.sha256"
+    if stamp.is_file() and stamp.read_text() == digest:
+        return target
+    progress(f"embedding {len(passages)} passages of the documentation")
+    shutil.rmtree(target, ignore_errors=True)
+    files = {"tokenizer.json": tokenizer}
+    _add(target, "large", files | {"model.onnx": model}, make_corpus(passages, MiniLm(model, tokenizer, threads=2)))
+    _add(target, "light", files | {"static.npz": static}, make_corpus(passages, StaticVectors(static, tokenizer)))
+    _add(target, "embedder", files | {"model.onnx": model}, None)
+    stamp.write_text(digest)
+    return target
+
+
+def make_corpus(passages: Sequence[Passage], encoder: Encoder) -> Corpus:
+    units = [unit for passage in passages for unit in passage.units]
+    return Corpus(
+        titles=[passage.title or passage.source for passage in passages],
+        units=units,
+        passage_of=np.repeat(np.arange(len(passages), dtype=np.int32), [len(p.units) for p in passages]),
+        passage_vectors=encoder.encode([passage.text for passage in passages]),
+        unit_vectors=encoder.encode(units),
+    )
+
+
+def _add(repository: Path, name: str, weights: dict[str, Path], corpus: Corpus | None) -> None:
+    """One model: its configuration, its code, links to its weights, and what it answers from."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    source = resources.files("gateway.tools.demo.repository")
+    (repository / name / "config.pbtxt").write_bytes(source.joinpath(f"{name}.pbtxt").read_bytes())
+    (version / "model.py").write_bytes(source.joinpath(f"{name}.py").read_bytes())
+    for module in SHARED:
+        (version / module).write_bytes(source.joinpath(module).read_bytes())
+    for link, weight in weights.items():
+        (version / link).symlink_to(weight.absolute())
+    if corpus is not None:
+        corpus.save(version)
+
+
+def _digest(passages: Sequence[Passage], static: Path, model: Path) -> str:
+    """Of all that decides what the repository holds: texts, code and (by the static vectors' name) weights."""
+    digest = hashlib.sha256(f"{static} {model} {passages}".encode())
+    for entry in sorted(resources.files("gateway.tools.demo.repository").iterdir(), key=lambda entry: entry.name):
+        if entry.is_file():
+            digest.update(entry.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""What `nearhit distill` is asked for, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gateway.tools.distillation.repository import CANARY
+
+Precision = Literal["int8", "fp16", "fp32"]
+Progress = Callable[[str], None]
+Counted = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
+"""(what is done, how many, of what) -> told how many more are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the trainer is told of a classifier; docs/distill.md says what each means."""
+
+    alpha: float = 0.3
+    temperature: float = 2.0
+    epochs: int = 8
+    batch: int = 64
+    rate: float = 3e-3
+    decay: float = 1e-3
+    prune: float = 0.0
+    prune_epochs: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Of the teacher of `--large`. `epochs` 0: its head alone is trained; `frozen`: layers from below that stay."""
+
+    epochs: int = 4
+    rate: float = 1e-4
+    frozen: int = 2
+    batch: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where everything is."""
+
+    data: Path
+    held_out: Path | None  # None: `hold_out` of the data
+    hold_out: float
+    name: str
+    repository: Path
+    work: Path
+    build_env: Path
+    models: Path
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A classifier."""
+
+    place: Place
+    large: bool  # train a teacher first, and publish it as NAME-large
+    agreement: float  # that the student is to have with its teacher where it is sure; 0: it always answers
+    width: int
+    hidden: int
+    precision: Precision
+    tensorrt: bool
+    training: Training
+    tuning: Tuning = field(default_factory=Tuning)
+    policy_share: int = CANARY
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    entry: Path
+    large: Path | None
+    report: dict[str, Any]
+    text: str  # the report as Markdown
+    policy: str

@@ -1,0 +1,56 @@
+"""The trainer in the build environment: what it is given, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.tools.distillation.options import Place
+from gateway.tools.embedding_model.environment import FetchFailed, python_of
+
+THREADS = 2
+# Appended, not put first: what stands beside the trainer must hide no module of the environment.
+TRAINER = "import sys; sys.path.append(sys.argv[1]); from trainer.main import run; run(sys.argv[2:])"
+ENVIRON = {
+    "OMP_NUM_THREADS": str(THREADS),
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def trained(
+    place: Place, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], transformer: Path | None
+) -> dict[str, Any]:
+    """What the trainer says of its work; its graphs are then in `place.work`. `job`, `rows`: JSON. Raises
+    `FetchFailed`."""
+    place.work.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(place.work / "rows.jsonl", b"\n".join(map(orjson.dumps, rows)))
+    _write(place.work / "job.json", orjson.dumps({**job, "threads": THREADS}))
+    given = [Path(__file__).parent, place.work, "quiet" if place.quiet else "shown", transformer or ""]
+    done = subprocess.run(  # noqa: S603 - our own words and paths
+        [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, given)],
+        stdin=subprocess.DEVNULL, env={**os.environ, **ENVIRON}, check=False,
+    )  # fmt: skip
+    if done.returncode < 0:
+        raise FetchFailed(
+            f"the trainer was ended by signal {-done.returncode}: the same command goes on from its last epoch"
+        )
+    if done.returncode:
+        raise FetchFailed(
+            f"the student could not be trained: the trainer ended with {done.returncode}, and said why above"
+        )
+    said: dict[str, Any] = json.loads((place.work / "trained.json").read_text())
+    return said
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Questions and answers: nobody else's to read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)

@@ -1,0 +1,134 @@
+"""What is said of a student: how often it agrees, how often it is right, what it weighs, how long it takes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.cache.threshold.predictive import wilson
+from gateway.tools.distillation.served.classifier import Classifier
+
+TIMED = 200  # texts
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`low`, `high`: Wilson's 95 % interval."""
+
+    count: int
+    of: int
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} ({self.low:.1%} to {self.high:.1%}, {self.count} of {self.of})"
+
+
+def share_of(found: Sequence[bool] | NDArray[np.bool_]) -> Share:
+    count, of = int(np.sum(found)), len(found)
+    rate = count / of if of else 0.0
+    low, high = wilson(rate, of)
+    return Share(count, of, round(rate, 4), round(low, 4), round(high, 4))
+
+
+def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], wanted: float) -> float:
+    """The lowest confidence above which at least `wanted` of the answers agree; just below 1 where none do; 0: all."""
+    if not len(agrees) or agrees.mean() >= wanted:
+        return 0.0
+    order = np.argsort(-confidence, kind="stable")
+    shares = np.cumsum(agrees[order]) / np.arange(1, len(order) + 1)
+    kept = np.flatnonzero(shares >= wanted)
+    if not len(kept):
+        return math.nextafter(1.0, 0.0)
+    last = int(kept[-1])  # below the last that stays, so that it is answered itself
+    following = float(confidence[order[last + 1]]) if last + 1 < len(order) else 0.0
+    return min((float(confidence[order[last]]) + following) / 2, math.nextafter(float(confidence[order[last]]), 0.0))
+
+
+def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
+    """Of the CPU, on one thread: the median of one text after the other. A busy machine's clock says nothing of it."""
+    took = []
+    for text in texts[:TIMED]:
+        started = time.thread_time()
+        classifier.say(text)
+        took.append(1e3 * (time.thread_time() - started))
+    return round(statistics.median(took), 3) if took else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Over the held-out rows that no threshold was chosen on."""
+
+    over: int  # rows
+    agreement: Share  # with the teacher, all rows
+    accuracy: Share  # against the labels of the file, all rows
+    answered: Share  # of the rows: those the student is sure of
+    agreement_answered: Share
+    accuracy_answered: Share
+    teacher_accuracy: Share
+
+
+def compared(
+    confidence: NDArray[np.float32],
+    said: NDArray[np.int64],
+    taught: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    accept_above: float,
+) -> Compared:
+    """`said`, `taught`, `labels`: numbers of labels, of the student, of the teacher, of the file."""
+    sure = confidence > accept_above
+    return Compared(
+        over=len(labels),
+        agreement=share_of(said == taught),
+        accuracy=share_of(said == labels),
+        answered=share_of(sure),
+        agreement_answered=share_of((said == taught)[sure]),
+        accuracy_answered=share_of((said == labels)[sure]),
+        teacher_accuracy=share_of(taught == labels),
+    )
+
+
+def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
+    models = report["models"]
+    rows = "\n".join(
+        f"| {name} | {each['bytes'] / 1e6:.1f} MB | {each['fp32_bytes'] / 1e6:.1f} MB | {each['p50_ms']:.2f} ms |"
+        for name, each in models.items()
+    )
+    return f"""# {report["name"]}, version {report["version"]}
+
+{report["rows"]} rows to learn from with {report["labels"]} labels, {report["held_out"]} held out: on
+{report["held_out"] - figures.over} of them the threshold was chosen, the figures are of the other {figures.over}.
+{report["taught_by"]}
+
+| | share, 95 % interval |
+|---|---|
+| agrees with the teacher | {figures.agreement} |
+| right by the labels of the file | {figures.accuracy} |
+| is sure (confidence above {report["accept_above"]:.3f}) | {figures.answered} |
+| agrees where it is sure | {figures.agreement_answered} |
+| right where it is sure | {figures.accuracy_answered} |
+| the teacher is right | {figures.teacher_accuracy} |
+
+| model | {report["precision"]} | as fp32 | CPU time of one text, p50 |
+|---|---|---|---|
+{rows}
+
+Of the weights in training {report["zeros"]:.1%} are zero. Zeros make neither the file smaller nor the graph faster
+here: onnxruntime multiplies dense matrices.
+
+```yaml
+{policy.rstrip()}
+```
+"""
+
+
+def as_json(report: dict[str, Any], figures: Compared) -> dict[str, Any]:
+    return report | asdict(figures)

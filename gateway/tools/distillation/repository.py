@@ -1,0 +1,103 @@
+"""A model as an entry of a Triton repository, `NAME/VERSION/`, and the policy that tries it on part of the traffic."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from gateway.tools.embedding_model.triton_repository import configure, put_version
+
+CANARY = 5  # percent, of the snippet
+CALLERS = 4  # processes that wait for a graph on a GPU: a batch there has at most so many texts
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+SERVED = ("model.py", "classifier.py")
+ABOUT = "config.json"
+
+
+def assemble(folder: Path, graph: Path, tokenizer: Path) -> None:
+    """What one version holds, in the empty `folder`, but for what `write_about` writes."""
+    shutil.copy(graph, folder / "model.onnx")
+    shutil.copy(tokenizer, folder / "tokenizer.json")
+    source = resources.files("gateway.tools.distillation.served")
+    for module in SERVED:
+        (folder / module).write_bytes(source.joinpath(module).read_bytes())
+
+
+def write_about(
+    folder: Path, labels: tuple[str, ...], max_tokens: int, accept_above: float, graph: str | None = None
+) -> None:
+    """The names that `transformers` has for them, so that `adapter: onnx` serves the folder as well. `graph`: the model
+    of the repository that Triton has the logits from; None: the folder's own, on the CPU."""
+    about = {
+        "id2label": dict(enumerate(labels)),
+        "max_position_embeddings": max_tokens,
+        "problem_type": "single_label_classification",
+        "accept_above": accept_above,
+    }
+    if graph is not None:
+        about["graph"] = graph
+    (folder / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_report(folder: Path, report: dict[str, Any], text: str) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "report.md").write_text(text)
+
+
+def publish(built: Path, repository: Path, name: str, instances: int = 1) -> Path:
+    """Copies the folder `built` in as the next version of `name`, which is there whole or not at all; returns it."""
+    _configure(repository / name, "config.pbtxt", NAME=name, INSTANCES=str(instances))
+    return put_version(built, repository, name)
+
+
+def publish_graph(graph: Path, repository: Path, name: str, labels: int, precision: str) -> Path:
+    """A model of `graph` alone, for Triton's onnxruntime backend with TensorRT; returns the version."""
+    _configure(repository / name, "graph.pbtxt", NAME=name, LABELS=str(labels), PRECISION=precision.upper())
+    with tempfile.TemporaryDirectory(prefix="nearhit-distill-") as scratch:
+        shutil.copy(graph, Path(scratch) / "model.onnx")
+        return put_version(Path(scratch), repository, name)
+
+
+def _configure(entry: Path, source: str, **words: str) -> None:
+    config = Template(resources.files("gateway.tools.distillation.served").joinpath(source).read_text())
+    configure(entry, config.substitute(words))
+
+
+def snippet(name: str, share: int, *, unsure: bool) -> str:
+    """What goes into config.yaml and into a policy. `unsure`: the model says so where it does not know."""
+    backend = f"adapter: triton, url: grpc://127.0.0.1:8001, model: {name}"
+    if not unsure:
+        return _snippet(name, backend, share, "escalate_above: 0.5")
+    cascade = "cascade: {check: verifier, accept_above: 0}  # it says where it does not know: then `large` answers"
+    return _snippet(name, backend, share, "escalate_above: 0", cascade)
+
+
+def writing_snippet(name: str, folder: Path, share: int, accept_above: float) -> str:
+    """As `snippet`, of a model that the gateway runs by itself."""
+    cascade = f"cascade: {{check: logprobs, accept_above: {accept_above:.4f}}}"
+    backend = f"adapter: onnx, path: {folder}, task: generate"
+    return _snippet(name, backend, share, "escalate_above: 0", cascade)
+
+
+def _snippet(name: str, backend: str, share: int, *choice: str) -> str:
+    """`choice`: the lines of the route that say when the large model is asked."""
+    chosen = "\n      ".join(choice)
+    return f"""# config.yaml
+backends:
+  {name}: {{{backend}}}
+
+# policies: `current` is the light model so far, `large` the one that taught
+routes:
+  - name: default
+    match: {{}}
+    route:
+      light: {{current: {100 - share}%, {name}: {share}%}}
+      large: large
+      {chosen}
+"""

@@ -1,0 +1,111 @@
+"""The student's training: knowledge distillation, and pruning with epochs after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .checkpointing import Told, drawn, resumable
+from .losses import distillation
+from .pruning import Pruning
+from .student import Student
+
+SORTED = 16  # batches of texts are sorted by length together: like lengths go together, and chance still mixes them
+WARM_UP = 0.1  # share of the steps in which the rate rises
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    alpha: float
+    temperature: float
+    epochs: int
+    batch: int
+    rate: float
+    decay: float
+    prune: float  # share of the weights, 0 for none
+    prune_epochs: int  # after it
+    seed: int
+
+    @property
+    def total(self) -> int:
+        return self.epochs + (self.prune_epochs if self.prune else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    rows: Sequence[Sequence[int]]  # numbers of the table's rows
+    labels: torch.Tensor  # (rows,)
+    teacher: torch.Tensor  # (rows, labels), logits; whatever where `told` is false
+    told: torch.Tensor  # (rows,)
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(numbers, mask)"""
+    length = max(map(len, rows))
+    numbers = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+    return numbers, mask
+
+
+def batches(lengths: Sequence[int], batch: int, draws: torch.Generator) -> Iterator[list[int]]:
+    """Of all rows, by their numbers; each holds rows of like lengths, and their order is by chance."""
+    order = torch.randperm(len(lengths), generator=draws).tolist()
+    found = []
+    for at in range(0, len(order), batch * SORTED):
+        part = sorted(order[at : at + batch * SORTED], key=lengths.__getitem__)
+        found += [part[of : of + batch] for of in range(0, len(part), batch)]
+    for at in torch.randperm(len(found), generator=draws).tolist():
+        yield found[at]
+
+
+def pace(share: float) -> float:
+    """Of the rate, when that share of the steps is done: it rises, then falls to nothing."""
+    return min(1.0, share / WARM_UP) * (1.0 - share)
+
+
+def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, told: Told) -> int:
+    """Returns the epochs that an earlier run had done."""
+    optimiser = torch.optim.AdamW(student.parameters(), lr=plan.rate, weight_decay=plan.decay)
+    pruning = Pruning(student, plan.prune)
+
+    def epoch(number: int) -> float:
+        if number == plan.epochs:
+            pruning.begin()
+        return _epoch(student, optimiser, examples, plan, number, pruning)
+
+    kept = {"student": student, "optimiser": optimiser, "masks": pruning}
+    return resumable(kept, plan.total, checkpoint, digest, epoch, told)
+
+
+def _epoch(
+    student: Student,
+    optimiser: torch.optim.Optimizer,
+    examples: Examples,
+    plan: Plan,
+    epoch: int,
+    pruning: Pruning,
+) -> float:
+    for group in optimiser.param_groups:
+        group["lr"] = plan.rate * (1.0 - epoch / plan.total)
+    order = torch.randperm(len(examples.rows), generator=drawn(plan.seed, epoch))
+    losses = 0.0
+    student.train()
+    for chosen in order.split(plan.batch):
+        numbers, mask = padded([examples.rows[at] for at in chosen.tolist()])
+        loss = distillation(
+            student(numbers, mask),
+            examples.labels[chosen],
+            examples.teacher[chosen],
+            examples.told[chosen],
+            plan.alpha,
+            plan.temperature,
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        pruning.apply()
+        losses += loss.item() * len(chosen)
+    return losses / len(examples.rows)

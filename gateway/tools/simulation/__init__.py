@@ -1,0 +1,1 @@
+"""Replays recorded traffic under another policy (docs/simulate.md)."""

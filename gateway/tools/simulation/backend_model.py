@@ -1,0 +1,221 @@
+"""Who answers a replayed miss, what that takes and costs, and whether it is stored: by the decisions of the gateway.
+Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gateway.cache.admission import judged, unasked
+from gateway.cache.frequency import Frequency
+from gateway.cache.price import Price
+from gateway.config.policy.model import Policy, Route, Target
+from gateway.messages import Admission, Choice, Inspection
+from gateway.routing.budget import budget_of
+from gateway.routing.latency_forecast import Remaining
+from gateway.routing.miss_decision import thresholds_of
+from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Signals, select
+from gateway.routing.share_controller import Wish
+from gateway.routing.slo_confidence import Sureness
+from gateway.routing.tier_controller import RouteEscalation
+from gateway.routing.tier_selection import Decision
+from gateway.routing.traffic_split import resolved
+from gateway.steps.traffic_log.format import Answer, Recorded
+from gateway.tools.simulation.cache_model import Key
+from gateway.tools.simulation.dataset import Day
+from gateway.tools.simulation.latency_model import CALLED, Latencies
+from gateway.upstream.latency import Asked, LatencyBook, Prediction
+
+UNBOUNDED = Remaining()
+OUT_OF_TIME = "out-of-time"
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a miss came to; None: not known."""
+
+    backend: str | None
+    tier: str | None
+    reason: str
+    seconds: float | None
+    dollars: float | None
+    asked: bool = True  # a backend was
+
+
+class Calls:
+    """Of one policy. `escalations`: of its routes with tiers. What could not be known is counted in `unknown`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        day: Day,
+        latencies: Latencies,
+        prices: Mapping[str, Price],
+        escalations: Mapping[str, RouteEscalation],
+        largest: int,
+        adapters: Mapping[str, str],
+    ) -> None:
+        """`adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
+        members = {name for route in policy.routes for name in route.target.members}
+        self._traits = {name: AdapterTraits(adapters.get(name, "openai")) for name in members}
+        self._day = day
+        self._latencies = latencies
+        self._prices = prices
+        self._escalations = escalations
+        self._largest = largest
+        self._frequency = Frequency()
+        self._books: dict[str, LatencyBook] = {}
+        self._sure = {r.name: Sureness(r.promise.confidence, adapts=not r.promise.each) for r in policy.routes}
+        budgets = any(row.given.budget_s is not None for row in day.requests)
+        self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
+        self._divided = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
+        self._unbounded: dict[tuple[tuple[str, ...], int], Decision] = {}  # those that hang on the tier alone
+        self.unknown: dict[str, int] = {}
+
+    def answer(self, at: int, row: Recorded, route: Route) -> Called:
+        """`at`: the request's number."""
+        target = route.target
+        if route.name in self._divided:
+            target = resolved(target, row.given.canonical, _even)
+        remaining = self._remaining(row, route)
+        decision = self._decision(row, route, target, remaining)
+        if decision.late and route.promise.late == "refuse":
+            return Called(None, None, OUT_OF_TIME, self._latencies.own_s, 0.0, asked=False)
+        backend = decision.backends[0]
+        answered = self._day.answered.get(row.given.canonical)
+        seconds = self._latencies.of_call(at, row, backend, answered)
+        if seconds is None:
+            self._miss("latency", backend)
+        elif decision.promised and remaining.total_s is not None:
+            self._sure[route.name].told(kept=seconds <= remaining.total_s)
+        self._observe(row)
+        tier = None if decision.tier is None else _tier_of(target, backend)
+        return Called(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
+
+    def admitted(self, row: Recorded, route: Route, key: Key) -> bool:
+        """Whether its answer is stored."""
+        given, rules = row.given, route.admission
+        if row.status != 200 or unasked(rules, given.temperature, given.roles) is not None:
+            return False
+        if rules.after > 1 and not given.no_cache and self._often(key) < rules.after:
+            return False
+        answer = self._answer(row)
+        if answer is None:
+            if row.hit is not None or row.verdict != "miss":  # it was stored once, or never asked whether
+                return True
+            self._miss("admission", "")
+            return False
+        inspection = Inspection(Admission(answer.admission), answer.input_tokens, answer.output_tokens)
+        largest = min(self._largest, rules.max_size or self._largest)
+        return judged(rules, inspection, answer.dollars, answer.size, largest) is Admission.STORED
+
+    def _often(self, key: Key) -> int:
+        """The sketch reads 64 hex digits."""
+        owner, route, canonical = key
+        return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
+
+    # Who
+
+    def _decision(self, row: Recorded, route: Route, target: Target, remaining: Remaining) -> Decision:
+        if row.given.operation == EMBEDDINGS:
+            return select(target, self._traits, Signals(EMBEDDINGS), route.promise.late)
+        if len(target.tiers) == 1:
+            return self._decided(row, route, target, remaining, None, 0.0)
+        score = row.complexity if row.complexity is not None else self._day.complexities.get(row.given.canonical)
+        if score is None:
+            return self._as_recorded(row, target)
+        escalation = self._escalations[route.name]
+        wish = escalation.wish(target, score, row.at)
+        decision = self._decided(row, route, target, remaining, wish, score)
+        if target.large_share is not None or target.quality is not None:  # no other rule asks what came of it
+            escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
+        return decision
+
+    def _decided(
+        self, row: Recorded, route: Route, target: Target, remaining: Remaining, wish: Wish | None, score: float
+    ) -> Decision:
+        """Where nothing is due, all requests for one tier are decided alike: once is enough."""
+        late, signals = route.promise.late, Signals(row.given.operation, False, score, wish, remaining)
+        if remaining.bounded:
+            signals = replace(signals, predictions=self._predictions(row, route, target))
+            return select(target, self._traits, signals, late)
+        key = target.backends, bisect_left(thresholds_of(target, wish), score)
+        known = self._unbounded.get(key)
+        if known is None:
+            known = self._unbounded[key] = select(target, self._traits, signals, late)
+        return known
+
+    def _as_recorded(self, row: Recorded, target: Target) -> Decision:
+        """How hard it is was never judged: whoever answered it answers it again."""
+        self._miss("complexity", "")
+        backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
+        return Decision((backend,), target.tier_of(backend), Choice.COMPLEX)
+
+    def _remaining(self, row: Recorded, route: Route) -> Remaining:
+        if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
+            return UNBOUNDED
+        said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
+        total = budget_of(said, route.latency_budget_s).total_s
+        return UNBOUNDED if total is None else Remaining(total - self._latencies.own_s)
+
+    def _predictions(self, row: Recorded, route: Route, target: Target) -> dict[str, Prediction | None]:
+        asked, required = _asked(row), self._sure[route.name].required
+        books = {name: self._books.get(name) for name in target.backends}
+        return {
+            name: None if book is None else book.predict(asked, load=0, now=row.at, confidence=required)
+            for name, book in books.items()
+        }
+
+    def _observe(self, row: Recorded) -> None:
+        """What was really asked of a backend is what predictions are made of."""
+        if not self.predicts or row.verdict not in CALLED or row.backend is None or row.status != 200:
+            return
+        book = self._books.setdefault(row.backend, LatencyBook())
+        answer = row.answer
+        seconds = row.seconds if answer is None else answer.seconds
+        tokens = 0 if answer is None else answer.output_tokens
+        asked = _asked(row)
+        book.observe(asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=tokens, now=row.at)
+
+    # What it costs
+
+    def _dollars(self, row: Recorded, backend: str, answered: Recorded | None) -> float | None:
+        if row.answer is not None and row.backend == backend:
+            return row.answer.dollars
+        price = self._prices.get(backend)
+        if price is None:
+            return 0.0
+        answer = self._answer(row)
+        if answer is not None:
+            return price.of(answer.input_tokens, answer.output_tokens)
+        if row.hit is not None and row.verdict == "exact":
+            return price.of(row.hit.tokens - row.hit.output_tokens, row.hit.output_tokens)
+        self._miss("tokens", backend)
+        return None
+
+    def _answer(self, row: Recorded) -> Answer | None:
+        """Its own, or an earlier one to the same request."""
+        if row.answer is not None:
+            return row.answer
+        earlier = self._day.answered.get(row.given.canonical)
+        return None if earlier is None else earlier.answer
+
+    def _miss(self, what: str, of: str) -> None:
+        key = f"{what} {of}".strip()
+        self.unknown[key] = self.unknown.get(key, 0) + 1
+
+
+def _asked(row: Recorded) -> Asked:
+    return Asked(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
+
+
+def _even() -> float:
+    return 0.5  # never drawn: every request has a key
+
+
+def _tier_of(target: Target, backend: str) -> str | None:
+    """As `Target.tier_of`, which gathers all members, for the one that is meant most often."""
+    first = target.tiers[0]
+    return first.name if backend == first.backend else target.tier_of(backend)

@@ -1,0 +1,99 @@
+"""Recorded traffic made ready to be replayed: what does not depend on the policy, worked out once for both. Pure but
+for what FAISS does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gateway.messages import Refusal
+from gateway.ports import Opinion
+from gateway.steps.traffic_log.format import Considered, Heading, Labelled, Recorded
+from gateway.steps.traffic_log.reader import Traffic
+from gateway.steps.traffic_log.recorded_request import vector_of
+from gateway.tools.simulation.knn import Nearest, nearest
+
+Node = int
+"""A question: at least 0 where it was asked in the traffic, below for stored answers whose question was not."""
+
+
+@dataclass(slots=True)
+class Day:
+    """`candidates`: of each question the stored questions that a lookup may find, itself among them, best first."""
+
+    requests: Sequence[Recorded]
+    labels: Sequence[Labelled]
+    heading: Heading
+    questions: list[Node | None]  # of each request; None: nothing is matched by similarity
+    candidates: dict[Node, Nearest]
+    opinions: dict[tuple[Node, Node], Opinion]
+    texts: dict[Node, str]
+    nodes: dict[bytes, Node]  # of stored answers, by the digest of their fingerprint
+    complexities: dict[bytes, float]  # by the digest of the request
+    answered: dict[bytes, Recorded] = field(default_factory=dict)  # likewise: a request that a backend answered
+
+
+def day_of(traffic: Traffic, floor: float) -> Day:
+    """`floor`: the similarity from which any of the policies would read a neighbour."""
+    places: dict[bytes, Node] = {}
+    contexts: list[int] = []
+    vectors: list[np.ndarray] = []
+    context_of: dict[bytes, int] = {}
+    day = Day(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
+    size = 2 * traffic.heading.dimension  # of another size are those of the model before, at a change of models
+    embedded = {
+        r.given.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
+    }
+    for row in traffic.requests:
+        given, node = row.given, None
+        if given.question is not None and (vector := embedded.get(given.question)) is not None:
+            key = given.context + given.question
+            node = places.get(key)
+            if node is None:
+                node = places[key] = len(vectors)
+                vectors.append(vector_of(vector))
+                contexts.append(context_of.setdefault(given.context, len(context_of)))
+            if row.prompt is not None:
+                day.texts[node] = row.prompt
+        day.questions.append(node)
+        _learn(day, row, node)
+    stacked = np.stack(vectors) if vectors else np.zeros((0, max(1, traffic.heading.dimension)), np.float32)
+    stacked /= np.maximum(np.linalg.norm(stacked, axis=1, keepdims=True), 1e-6)
+    for node, near in enumerate(nearest(stacked, contexts, floor)):
+        day.candidates[node] = [(node, 1.0), *near]
+    _outsiders(day)
+    return day
+
+
+def _learn(day: Day, row: Recorded, node: Node | None) -> None:
+    if row.complexity is not None:
+        day.complexities[row.given.canonical] = row.complexity
+    if row.answer is not None:
+        day.answered[row.given.canonical] = row
+    if row.entry and node is not None:
+        day.nodes[row.entry] = node
+
+
+def _outsiders(day: Day) -> None:
+    """Opinions, and answers that were stored before anything was recorded: met again, they are known by what was made
+    of them then."""
+    extra: dict[Node, dict[Node, float]] = defaultdict(dict)
+    for row, node in zip(day.requests, day.questions, strict=True):
+        if node is None:
+            continue
+        for each in row.considered:
+            other = day.nodes.setdefault(each.entry, -1 - len(day.nodes))
+            if other < 0:
+                extra[node][other] = each.similarity
+            if each.score is not None and each.settled:
+                day.opinions[node, other] = opinion_of(each, each.score)
+    for node, others in extra.items():
+        day.candidates[node] = sorted([*day.candidates[node], *others.items()], key=lambda pair: -pair[1])
+
+
+def opinion_of(each: Considered, score: float) -> Opinion:
+    veto = None if each.veto is None else Refusal(each.veto)
+    return Opinion(score, each.probability, veto, None if each.doubt is None else Refusal(each.doubt))

@@ -1,0 +1,71 @@
+"""What a replayed request takes: what it took, where the same became of it, and otherwise what such ones took. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from gateway.steps.traffic_log.format import Recorded
+
+# Spreads the requests over what is known, the same way each time (Knuth, The Art of Computer Programming, section 6.4).
+_MULTIPLIER, _SPAN = 2654435761, 2**32
+CALLED = ("miss", "bypass")
+SAMPLE = 20_000  # requests whose steps are looked at: their median is all that is asked for
+STEPS = ("exact", "embed", "search", "verify")
+
+
+class Latencies:
+    """Of the recorded traffic, in seconds."""
+
+    def __init__(self, requests: Sequence[Recorded]) -> None:
+        pools: dict[str, list[float]] = defaultdict(list)
+        steps: dict[str, list[float]] = defaultdict(list)
+        own: list[float] = []
+        every = max(1, len(requests) // SAMPLE)
+        for at, row in enumerate(requests):
+            if at % every == 0:
+                for step, taken in row.stages.items():
+                    steps[step].append(taken)
+            if row.status != 200:
+                continue
+            if row.verdict in CALLED:
+                if row.backend is not None:
+                    pools[f"backend {row.backend}"].append(row.seconds)
+                if at % every == 0:
+                    own.append(sum(row.stages.get(step, 0.0) for step in STEPS))
+            else:
+                pools[row.verdict].append(row.seconds)
+        self._pools = {name: np.sort(np.array(pool)).tolist() for name, pool in pools.items()}
+        self._steps = {step: float(np.median(steps[step])) for step in STEPS if step in steps}
+        self.own_s = float(np.median(own)) if own else 0.0  # of a miss, before its backend is asked
+
+    def backends(self) -> frozenset[str]:
+        """Those of which any answer is known."""
+        return frozenset(name.removeprefix("backend ") for name in self._pools if name.startswith("backend "))
+
+    def of_hit(self, at: int, row: Recorded, verdict: str) -> float | None:
+        """`at`: the request's number; None: no hit of this kind was recorded, and not its steps either."""
+        if row.verdict == verdict:
+            return row.seconds
+        drawn = self._drawn(verdict, at)
+        if drawn is not None:
+            return drawn
+        needed = STEPS if verdict == "semantic" else STEPS[:1]
+        known = [self._steps[step] for step in needed if step in self._steps]
+        return sum(known) if known else None
+
+    def of_call(self, at: int, row: Recorded, backend: str, answered: Recorded | None) -> float | None:
+        """`answered`: an earlier answer to the same request."""
+        if row.verdict in CALLED and row.backend == backend:
+            return row.seconds
+        if answered is not None and answered.backend == backend and answered.answer is not None:
+            return self.own_s + answered.answer.seconds
+        if row.hit is not None and row.backend == backend and row.verdict == "exact" and row.hit.seconds > 0:
+            return self.own_s + row.hit.seconds
+        return self._drawn(f"backend {backend}", at)
+
+    def _drawn(self, pool: str, at: int) -> float | None:
+        taken = self._pools.get(pool)
+        return None if not taken else taken[(at * _MULTIPLIER % _SPAN) * len(taken) // _SPAN]

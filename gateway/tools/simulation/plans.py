@@ -1,0 +1,85 @@
+"""The routes of a policy, ready to be replayed, with what was learnt of them when the traffic began. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.cache.freshness import Lifetime
+from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
+from gateway.cache.threshold.route_control import RouteControl
+from gateway.config.policy.model import Policy, Route, Semantic
+from gateway.errors import SnapshotInvalid
+from gateway.ports import PriorBands
+from gateway.routing.tier_controller import RouteEscalation
+from gateway.steps.traffic_log.format import Heading
+
+# So many lookups of a route have their threshold looked at as often as in the gateway, every 10 lookups; then it has
+# settled, and would be most of a replay.
+SETTLING, REFRESH_EVERY = 500, 100
+STEP = 20  # requests
+
+
+@dataclass(slots=True)
+class Plan:
+    """One route, ready."""
+
+    route: Route
+    exact: Lifetime | None
+    semantic: Semantic | None
+    within: Lifetime  # of the semantic cache
+    longest_s: float
+    control: RouteControl
+    requests: int = 0
+    lookups: int = 0
+    told: int = 0  # requests that the control knows of
+
+    def looked(self) -> None:
+        """One more. Time goes by in steps: what is remembered fades over a thousand requests and more."""
+        if self.requests - self.told >= STEP:
+            self.told = self.requests
+            self.control.advance(self.requests)
+        self.lookups += 1
+        if self.lookups == SETTLING:
+            self.control.refresh_every = REFRESH_EVERY
+
+    @property
+    def caching(self) -> bool:
+        return self.exact is not None or self.semantic is not None
+
+
+def plan_of(route: Route, heading: Heading, prior: PriorBands) -> Plan:
+    rule = route.semantic
+    control = RouteControl(prior, f"{heading.embedder} {heading.verifier}")
+    kept = heading.controls.get(route.name)
+    if kept is not None:
+        try:
+            control.restore(kept)
+        except SnapshotInvalid:  # of another version: it starts at the calibration, as the gateway would
+            control.reset()
+    control.learning = rule is not None and rule.learns
+    within = Lifetime(0.0 if rule is None else rule.ttl_s, route.jitter)
+    return Plan(route, exact_lifetime(route), rule, within, longest_lifetime_s(route), control)
+
+
+def escalation_of(route: Route, heading: Heading) -> RouteEscalation:
+    escalation = RouteEscalation(heading.basis)
+    kept = heading.escalations.get(route.name)
+    if kept is not None:
+        try:
+            escalation.restore(kept)
+        except SnapshotInvalid:
+            escalation.reset()
+    escalation.learning = route.target.learn
+    return escalation
+
+
+def semantic_floor(policies: Sequence[Policy], floor: float) -> float:
+    """The similarity from which any route of these would read a neighbour; `floor`: the verifier's."""
+    plain = (
+        route.semantic.acceptance.min_similarity
+        for policy in policies
+        for route in policy.routes
+        if route.semantic is not None and route.semantic.acceptance.min_similarity is not None
+    )
+    return min([floor, *plain])

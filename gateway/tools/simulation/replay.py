@@ -1,0 +1,259 @@
+"""Puts recorded traffic through one policy: the decisions are the gateway's own, the answers are those that came.
+
+One request after the other, in the order in which they came: what one leaves in the caches is what the next one finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from gateway.cache.directives import bypass_of, shares_flight
+from gateway.cache.freshness import FAILED, freshness_of
+from gateway.cache.price import Price
+from gateway.cache.threshold.route_control import Observation
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import Policy
+from gateway.messages import Bypass, CacheDirectives
+from gateway.ports import PriorBands
+from gateway.steps.traffic_log.format import Given, Recorded
+from gateway.tools.simulation.backend_model import Called, Calls
+from gateway.tools.simulation.cache_model import Key, Shelf, Stored, keys_of
+from gateway.tools.simulation.dataset import Day, Node
+from gateway.tools.simulation.latency_model import Latencies
+from gateway.tools.simulation.plans import Plan, escalation_of, plan_of
+from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, Looked, Lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is not in the traffic. `tenants`: names by digest, as far as they are known."""
+
+    prices: Mapping[str, Price]
+    tenants: Mapping[bytes, str]
+    prior: PriorBands  # of the verifier
+    largest: int  # bytes of an answer that may be stored
+    ask: Ask | None = None  # asks the verifier of two questions; None: their text is not there
+    adapters: Mapping[str, str] = field(default_factory=dict)  # of each backend
+
+
+class Outcome(NamedTuple):
+    """What became of one request; None: not known, or not a matter of it."""
+
+    route: str
+    verdict: str
+    reason: str | None
+    backend: str | None
+    tier: str | None
+    seconds: float | None
+    dollars: float | None
+    saved: float
+    similarity: float | None
+    score: float | None  # of a semantic hit that may be wrong
+    unjudged: bool  # a neighbour was there that nobody ever judged
+    replayed: bool  # False: taken over as it was
+
+
+class Replay:
+    def __init__(self, policy: Policy, day: Day, latencies: Latencies, setting: Setting) -> None:
+        self._policy = policy
+        self._day = day
+        self._latencies = latencies
+        self._setting = setting
+        self._shelf = Shelf(day.requests[0].at)
+        self.plans = {route.name: plan_of(route, day.heading, setting.prior) for route in policy.routes}
+        escalations = {r.name: escalation_of(r, day.heading) for r in policy.routes if len(r.target.tiers) > 1}
+        self.calls = Calls(policy, day, latencies, setting.prices, escalations, setting.largest, setting.adapters)
+        self._lookup = Lookup(day, self._shelf, setting.ask)
+        self._routes: dict[tuple[object, ...], Plan] = {}
+
+    def run(self) -> list[Outcome]:
+        labels, told = self._day.labels, 0
+        outcomes: list[Outcome] = []
+        for at, (row, node) in enumerate(zip(self._day.requests, self._day.questions, strict=True)):
+            while told < len(labels) and labels[told].at <= row.at:
+                self._learn(told)
+                told += 1
+            plan = self._plan_of(row.given)
+            plan.requests += 1
+            outcomes.append(self._one(at, row, node, plan))
+        return outcomes
+
+    def _learn(self, told: int) -> None:
+        label = self._day.labels[told]
+        plan = self.plans.get(label.route)
+        if plan is not None and plan.semantic is not None and plan.semantic.learns:
+            plan.control.advance(plan.requests)
+            plan.control.learn(Observation(NO_VECTOR, label.score, label.probability, Label(label.label)))
+
+    def _plan_of(self, given: Given) -> Plan:
+        key = given.path, given.model, given.tenant, given.headers
+        plan = self._routes.get(key)
+        if plan is None:
+            tenant = self._setting.tenants.get(given.tenant, given.tenant.hex())
+            route = self._policy.match(given.path, given.model, tenant, dict(given.headers))
+            plan = self._routes[key] = self.plans[route.name]
+        return plan
+
+    def _one(self, at: int, row: Recorded, node: Node | None, plan: Plan) -> Outcome:
+        given = row.given
+        if given.inputs:
+            return _as_it_was(row, plan)
+        directives = _directives(
+            given.no_store, given.no_cache, given.only_if_cached, given.max_age_s, given.min_fresh_s
+        )
+        key, scope = keys_of(plan.route, given)
+        bypass = Bypass.POLICY if not plan.caching else bypass_of(_bypass(given.uncached), directives)
+        if bypass is not None:
+            stores = bypass is Bypass.NO_CACHE
+            return self._missed(at, row, node, plan, key, scope, bypass=bypass, stores=stores)
+        self._shelf.known_before(key, scope, node, row, plan.longest_s)
+        found = self._exactly(at, row, plan, key, directives)
+        if isinstance(found, Outcome):
+            return found
+        if found is not None and found[1]:  # stale, and served while a new answer comes
+            self._missed(at, row, node, plan, key, scope)
+            return self._hit(at, row, plan, "stale", found[0])
+        if shares_flight(directives) and (ready := self._shelf.flights.get(key, 0.0)) > row.at:
+            waited = ready - row.at + self._latencies.own_s
+            return Outcome(plan.route.name, "coalesced", None, None, None, waited, 0.0, 0.0, None, None, False, True)
+        looked = self._looked(row, node, plan, scope, directives)
+        if looked is not None and looked.stored is not None:
+            return self._hit(at, row, plan, "semantic", looked.stored, looked)
+        if found is not None and row.status in FAILED:  # stale, and better than an error
+            return self._hit(at, row, plan, "stale", found[0])
+        if directives.only_if_cached:
+            seconds = self._latencies.own_s
+            name = plan.route.name
+            return Outcome(name, "miss", "only-if-cached", None, None, seconds, 0.0, 0.0, None, None, False, True)
+        return self._missed(at, row, node, plan, key, scope, looked=looked)
+
+    def _exactly(
+        self, at: int, row: Recorded, plan: Plan, key: Key, directives: CacheDirectives
+    ) -> Outcome | tuple[Stored, bool] | None:
+        """A hit; or what is no longer fresh, and whether it is served all the same."""
+        stored = self._shelf.exact.get(key)
+        if plan.exact is None or stored is None or stored.ready > row.at:
+            return None
+        freshness = freshness_of(stored, plan.exact, directives, row.at)
+        if freshness.fresh:
+            return self._hit(at, row, plan, "exact", stored)
+        return (stored, freshness.revalidate) if freshness.revalidate or freshness.on_error else None
+
+    def _looked(
+        self, row: Recorded, node: Node | None, plan: Plan, scope: Key, directives: CacheDirectives
+    ) -> Looked | None:
+        if plan.semantic is None or node is None:
+            return None
+        self._shelf.neighbours_before(scope, row, self._day.nodes, plan.longest_s)
+        plan.looked()
+        return self._lookup.of(row, node, scope, plan.semantic, plan.within, plan.control, directives)
+
+    def _hit(
+        self, at: int, row: Recorded, plan: Plan, verdict: str, stored: Stored, looked: Looked | None = None
+    ) -> Outcome:
+        return Outcome(
+            plan.route.name,
+            verdict,
+            None,
+            None,
+            None,
+            self._latencies.of_hit(at, row, verdict),
+            0.0,
+            stored.dollars,
+            None if looked is None else looked.similarity,
+            None if looked is None else looked.score,
+            False,
+            True,
+        )
+
+    def _missed(
+        self,
+        at: int,
+        row: Recorded,
+        node: Node | None,
+        plan: Plan,
+        key: Key,
+        scope: Key,
+        *,
+        bypass: Bypass | None = None,
+        stores: bool = True,
+        looked: Looked | None = None,
+    ) -> Outcome:
+        called = self.calls.answer(at, row, plan.route)
+        if called.asked:
+            self._landing(row, node, plan, key, scope, called, stores=stores, shared=bypass is None)
+        reason = str(bypass) if bypass is not None else (looked and looked.refusal) or called.reason
+        return Outcome(
+            plan.route.name,
+            "miss" if bypass is None else "bypass",
+            reason,
+            called.backend,
+            called.tier,
+            called.seconds,
+            called.dollars,
+            0.0,
+            None if looked is None else looked.similarity,
+            None,
+            looked is not None and looked.unjudged,
+            True,
+        )
+
+    def _landing(
+        self, row: Recorded, node: Node | None, plan: Plan, key: Key, scope: Key, called: Called, *,
+        stores: bool, shared: bool,
+    ) -> None:  # fmt: skip
+        """Its answer, on its way to those who ask the same and to the caches."""
+        ready = row.at + (called.seconds or 0.0)
+        if shared and plan.caching:
+            self._shelf.flights[key] = ready
+        if not stores or not plan.caching or not self.calls.admitted(row, plan.route, key):
+            return
+        findable = node if plan.semantic is not None and row.readable else None
+        self._shelf.put(
+            key,
+            scope,
+            findable,
+            Stored(
+                row.given.canonical.hex(),
+                ready,
+                ready,
+                ready + plan.longest_s,
+                row.entry,
+                called.dollars or 0.0,
+                called.seconds or 0.0,
+                called.backend or "",
+            ),
+        )
+
+
+def _as_it_was(row: Recorded, plan: Plan) -> Outcome:
+    """What cannot be replayed."""
+    answer, hit = row.answer, row.hit
+    return Outcome(
+        plan.route.name,
+        row.verdict,
+        row.reason,
+        row.backend,
+        row.tier,
+        row.seconds,
+        0.0 if answer is None else answer.dollars,
+        0.0 if hit is None else hit.dollars,
+        row.similarity,
+        None,
+        False,
+        False,
+    )
+
+
+@lru_cache(maxsize=256)
+def _directives(
+    no_store: bool, no_cache: bool, only_if_cached: bool, max_age_s: float | None, min_fresh_s: float
+) -> CacheDirectives:
+    return CacheDirectives(no_store, no_cache, only_if_cached, max_age_s, min_fresh_s)
+
+
+def _bypass(uncached: str | None) -> Bypass | None:
+    return None if uncached is None else Bypass(uncached)

@@ -1,0 +1,119 @@
+"""The semantic lookup of a replayed request: the same candidates, the same judgement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway.cache.freshness import Lifetime, freshness_of
+from gateway.cache.judgement import MAX_CANDIDATES, VERBATIM, Held, best, hold
+from gateway.cache.threshold.route_control import RouteControl
+from gateway.config.policy.model import Semantic
+from gateway.messages import CacheDirectives, Refusal
+from gateway.ports import Opinion
+from gateway.steps.traffic_log.format import Recorded
+from gateway.tools.simulation.cache_model import Key, Shelf, Stored
+from gateway.tools.simulation.dataset import Day, Node
+
+NO_VECTOR = np.zeros(1, np.float32)  # what is known near a question is recorded as how far it moved the score
+Ask = Callable[[str, str, float], Opinion | None]
+"""Asks the verifier of a question, a stored one and their similarity; None: it would have to look closer."""
+
+
+class Looked(NamedTuple):
+    """`stored` None: nothing may be served."""
+
+    stored: Stored | None
+    similarity: float | None
+    score: float | None  # None: no doubt about it, or none that can be put in figures
+    refusal: str | None
+    unjudged: bool
+
+
+NOTHING = Looked(None, None, None, None, False)
+
+
+class Lookup:
+    """`ask` None: who was never judged is not judged now."""
+
+    def __init__(self, day: Day, shelf: Shelf, ask: Ask | None) -> None:
+        self._day = day
+        self._shelf = shelf
+        self._ask = ask
+
+    def of(
+        self,
+        row: Recorded,
+        node: Node,
+        scope: Key,
+        rule: Semantic,
+        lifetime: Lifetime,
+        control: RouteControl,
+        directives: CacheDirectives,
+    ) -> Looked:
+        within = self._shelf.scopes.get(scope)
+        if not within:
+            return NOTHING
+        plain = rule.acceptance.min_similarity
+        floor = self._day.heading.floor if plain is None else plain
+        found, expired, unjudged = [], False, False
+        met = 0
+        for other, similarity in self._day.candidates[node]:
+            stored = within.get(other)
+            if stored is None or stored.ready > row.at:
+                continue
+            if stored.expires <= row.at:  # the store has forgotten it
+                del within[other]
+                continue
+            met += 1
+            if met > MAX_CANDIDATES:
+                break
+            if similarity < floor:
+                break
+            if not freshness_of(stored, lifetime, directives, row.at).fresh:
+                expired = True
+                continue
+            opinion = self._opinion(node, other, similarity, plain=plain is not None)
+            if opinion is None:
+                unjudged = True
+            else:
+                found.append((stored, similarity, opinion))
+        if not found:
+            reason = Refusal.EXPIRED if expired else Refusal.SIMILARITY if met and not unjudged else None
+            return Looked(None, None, None, reason, unjudged)
+        entries = len(within)
+        threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
+        judgements = [
+            Held(similarity, opinion, threshold, *hold(similarity, opinion, threshold, by, row.shift))
+            for _, similarity, opinion in found
+        ]
+        at = best(judgements)
+        return self._chosen(found[at][0], judgements[at], control, entries, plain=plain is not None, unjudged=unjudged)
+
+    @staticmethod
+    def _chosen(
+        stored: Stored, chosen: Held, control: RouteControl, entries: int, *, plain: bool, unjudged: bool
+    ) -> Looked:
+        doubtful = not plain and not chosen.verbatim
+        if doubtful and chosen.opinion.veto is None:
+            control.met(chosen.score, entries)
+        if chosen.reason is not None:
+            return Looked(None, chosen.similarity, chosen.score, str(chosen.reason), unjudged)
+        control.hit()
+        return Looked(stored, chosen.similarity, chosen.score if doubtful else None, None, False)
+
+    def _opinion(self, node: Node, other: Node, similarity: float, *, plain: bool) -> Opinion | None:
+        if plain:
+            return Opinion(similarity, similarity)
+        if node == other:
+            return VERBATIM
+        known = self._day.opinions.get((node, other))
+        if known is None and self._ask is not None:
+            asked, stored = self._day.texts.get(node), self._day.texts.get(other)
+            if asked is not None and stored is not None:
+                known = self._ask(asked, stored, similarity)
+                if known is not None:
+                    self._day.opinions[node, other] = known
+        return known

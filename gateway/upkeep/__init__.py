@@ -1,1 +1,0 @@
-"""What keeps store and indexes in step: start, checkpoints, another model, eviction, removal, export."""

@@ -1,0 +1,1 @@
+"""Backends and their upstreams: HTTP clients, concurrency limits, circuit breakers, retries and hedging."""

@@ -1,0 +1,214 @@
+"""Calls of one form that come within a moment of each other go upstream as one: for models that do not batch by
+themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.body_streams import close_body
+from gateway.bounded_cache import BoundedCache
+from gateway.config.upstreams import BatchRule
+from gateway.context import Backend, Crowd, RequestContext
+from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
+from gateway.errors import BackendError, Malformed
+from gateway.input_batch import again
+from gateway.messages import Call, Response, Whole
+from gateway.ports import Clock
+from gateway.priority import Priority
+from gateway.tasks import held
+
+LOG = logging.getLogger("nearhit.batching")
+MAX_FORMS = 1024  # that are remembered
+MAX_REFUSED = 3  # batches in a row: after that it is not one faulty member, and the form is not batched any more
+# A batch leaves at once for a member who has less time left than so many waits.
+HURRY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    request: RequestContext
+    call: Call
+    rows: int
+    answer: asyncio.Future[Response]
+
+
+class _Forming:
+    """A batch that still takes members."""
+
+    def __init__(self) -> None:
+        self.members: list[_Member] = []
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(member.rows for member in self.members)
+
+
+class Batching:
+    """A `Backend` before another one. `shared`: the upstream cannot tell clients apart, so that calls of several may be
+    one; else only those of one tenant are."""
+
+    def __init__(self, inner: Backend, rule: BatchRule, clock: Clock, *, shared: bool) -> None:
+        self._inner = inner
+        self._rule = rule
+        self._clock = clock
+        self._shared = shared
+        self._forming: dict[bytes, _Forming] = {}
+        self._flying: set[asyncio.Task[None]] = set()
+        self._refused: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> batches in a row that were no use
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def http(self) -> bool:
+        return self._inner.http
+
+    @property
+    def speaks(self) -> str:
+        return self._inner.speaks
+
+    @property
+    def crowd(self) -> Crowd:
+        return self._inner.crowd
+
+    def wait_s(self, priority: Priority) -> float:
+        return self._inner.wait_s(priority)
+
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
+        return await self._inner.models(request)
+
+    async def ready(self) -> bool:
+        return await self._inner.ready()
+
+    async def close(self) -> None:
+        for task in tuple(self._flying):
+            task.cancel()
+        await self._inner.close()
+
+    async def send(self, request: RequestContext) -> Response:
+        """Raises `BackendError`, as the backend does."""
+        call = request.call
+        rows = None if call is None else rows_of(call)
+        if call is None or rows is None or rows >= self._rule.max_size:
+            return await self._inner.send(request)
+        form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), form_of(call)))
+        if (self._refused.peek(form) or 0) >= MAX_REFUSED:
+            return await self._inner.send(request)
+        member = _Member(request, call, rows, asyncio.get_running_loop().create_future())
+        self._join(form, member)
+        answer: Response = await member.answer
+        return answer
+
+    def _join(self, form: bytes, member: _Member) -> None:
+        batch = self._forming.get(form)
+        if batch is not None and batch.rows + member.rows > self._rule.max_size:
+            self._leave(form)
+            batch = None
+        if batch is None:
+            batch = self._forming[form] = _Forming()
+            batch.timer = asyncio.get_running_loop().call_later(self._rule.max_wait, self._leave, form)
+        batch.members.append(member)
+        if batch.rows == self._rule.max_size or self._hurries(member.request):
+            self._leave(form)
+
+    def _hurries(self, request: RequestContext) -> bool:
+        return request.due - self._clock.monotonic() < HURRY * self._rule.max_wait
+
+    def _leave(self, form: bytes) -> None:
+        batch = self._forming.pop(form)
+        if batch.timer is not None:
+            batch.timer.cancel()
+        members = [member for member in batch.members if not member.answer.done()]  # who has left wants nothing more
+        if not members:
+            return
+        task = held(self._flying, self._fly(form, members))
+        wanted = len(members)
+
+        def left(answer: asyncio.Future[Response]) -> None:
+            nonlocal wanted
+            wanted -= 1
+            if wanted == 0 and answer.cancelled():
+                task.cancel()
+
+        for member in members:
+            member.answer.add_done_callback(left)
+
+    async def _fly(self, form: bytes, members: Sequence[_Member]) -> None:
+        try:
+            answers = await self._together(form, members) if len(members) > 1 else None
+        except asyncio.CancelledError:  # nobody wants it, or the gateway ends
+            for member in members:
+                member.answer.cancel()
+            raise
+        except Exception as error:
+            for member in members:
+                if not member.answer.done():
+                    member.answer.set_exception(again(error))
+            return
+        if answers is None:  # what one of them asks for may be at fault: the others are not to suffer for it
+            await asyncio.gather(*map(self._alone, members))
+            return
+        for member, answer in zip(members, answers, strict=True):
+            if not member.answer.done():
+                member.answer.set_result(answer)
+
+    async def _together(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
+        """None where they are to be asked one by one."""
+        response = await self._inner.send(_request(members))
+        if not isinstance(response.body, Whole):
+            await close_body(response.body)
+            raise BackendError("the answer to a batch is too large to be read", retryable=False)
+        if response.status != 200:
+            self._no_use(form, 1, f"the backend answers {response.status}")
+            return None
+        try:
+            parts = divided(response.body.data, [member.rows for member in members])
+        except Malformed as error:
+            self._no_use(form, MAX_REFUSED, str(error))
+            return None
+        self._refused.pop(form)
+        return [replace(response, body=Whole(part)) for part in parts]
+
+    def _no_use(self, form: bytes, weight: int, reason: str) -> None:
+        count = (self._refused.peek(form) or 0) + weight
+        self._refused.put(form, count)
+        if count >= MAX_REFUSED:
+            LOG.warning("batched no more", extra={"fields": {"backend": self.name, "reason": reason}})
+
+    async def _alone(self, member: _Member) -> None:
+        """Until its client leaves."""
+        task = asyncio.ensure_future(self._inner.send(member.request))
+        member.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if not member.answer.cancelled():
+                raise
+        except Exception as error:
+            if not member.answer.done():
+                member.answer.set_exception(error)
+        else:
+            if not member.answer.done():
+                member.answer.set_result(answer)
+
+
+def _request(members: Sequence[_Member]) -> RequestContext:
+    """The first one's, until the last one is due."""
+    request = members[0].request.with_call(joined([member.call for member in members]))
+    request.deadline = _last(member.request.deadline for member in members)
+    request.ttft_deadline = _last(member.request.ttft_deadline for member in members)
+    return request
+
+
+def _last(deadlines: Iterable[float | None]) -> float | None:
+    """None, which is later than any time, where one of them is."""
+    latest = max(math.inf if at is None else at for at in deadlines)
+    return None if latest == math.inf else latest

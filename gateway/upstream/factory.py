@@ -1,0 +1,123 @@
+"""Builds the pools of the backends that a configuration names: an adapter for each of their upstreams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from importlib import import_module
+
+from yarl import URL
+
+from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.environment import secret
+from gateway.config.upstreams import HttpUpstream
+from gateway.context import Backend
+from gateway.dialects.model_names import ModelNames
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.upstream.aiohttp_client import AiohttpClient
+from gateway.upstream.aiohttp_session import Session
+from gateway.upstream.backend import Pool, PoolRules
+from gateway.upstream.batching import Batching
+from gateway.upstream.hedge_policy import HedgeRules
+from gateway.upstream.http1_client import OwnClient
+from gateway.upstream.http_backend import HttpBackend
+from gateway.upstream.http_client import HttpClient
+from gateway.upstream.upstream import Lane, Upstream
+
+
+def build_pools(config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry) -> dict[str, Pool]:
+    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment,
+    `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
+    return {
+        name: Pool(
+            name,
+            [Lane(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
+            clock,
+            telemetry,
+            _rules(section),
+            random.random,
+        )
+        for name, section in config.backends.items()
+    }
+
+
+def reloads(section: BackendSection) -> bool:
+    """Whether a dead model of it is loaded anew."""
+    return isinstance(section, TritonBackendConfig) and section.reload
+
+
+def _rules(section: BackendSection) -> PoolRules:
+    if isinstance(section, OnnxBackendConfig):
+        return PoolRules(attempts=1)  # what failed on this machine fails again
+    hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
+    return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
+
+
+def _upstreams(
+    name: str,
+    section: BackendSection,
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list[Upstream]:
+    if isinstance(section, OnnxBackendConfig):
+        in_process = import_module("gateway.upstream.onnx_factory")  # Jinja, which nobody else needs
+        return [in_process.upstream(name, section, clock)]
+    if isinstance(section, TritonBackendConfig):
+        triton = import_module("gateway.upstream.triton_factory")  # gRPC, likewise
+        return [triton.upstream(name, section, address, clock) for address in section.addresses]
+    shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
+    upstreams = []
+    for i, address in enumerate(section.addresses):
+        own = secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
+        upstreams.append(_http(name, section, address, own or shared, config.auth.mode == "passthrough", clock))
+    return upstreams
+
+
+def _http(
+    name: str,
+    section: OpenAIBackendConfig,
+    address: HttpUpstream,
+    api_key: str | None,
+    passthrough: bool,
+    clock: Clock,
+) -> Upstream:
+    session = Session(section.timeouts.connect, section.max_concurrency)
+    backend = HttpBackend(
+        name,
+        address.url,
+        speaks=section.adapter,
+        client=client_of(section, address.url, session),
+        session=session,
+        models=names(section),
+        api_key=api_key,
+        forward_credentials=passthrough,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    own_account = api_key is not None or not passthrough
+    asked = batching(backend, section, clock, shared=own_account)
+    return Upstream(
+        asked, address.url, address.weight, provider=section.adapter, models=names(section), own_account=own_account
+    )
+
+
+def client_of(section: OpenAIBackendConfig, url: str, session: Session) -> HttpClient:
+    """`session`: for what the gateway's own client leaves to aiohttp's, or is not asked to do."""
+    origin = str(URL(url).origin())
+    if section.client == "aiohttp":
+        return AiohttpClient(origin, session)
+    return OwnClient(origin, connect_s=section.timeouts.connect, max_connections=section.max_concurrency)
+
+
+def batching(
+    backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
+) -> Backend:
+    return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
+
+
+def names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+    return ModelNames(section.model, tuple(section.models.items()))

@@ -1,0 +1,170 @@
+"""A second upstream is asked while the first one has not answered: the race of two calls. I/O around
+`routing.hedge`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.circuit_breaker import State
+from gateway.context import RequestContext
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.tasks import held
+from gateway.upstream.hedge_policy import HedgeBudget, Hedged, HedgeRules, delay_s, has_room, hedgeable, held_back
+from gateway.upstream.outcomes import Outcome, again, let_go
+from gateway.upstream.retry_policy import Again
+from gateway.upstream.upstream import Lane, asked_of
+
+RECALL_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
+
+Ask = Callable[[Lane, RequestContext], Coroutine[Any, Any, Outcome]]
+Choose = Callable[[Sequence[Lane]], Lane]
+
+
+@dataclass(slots=True)
+class Asked:
+    """An upstream, and what came of it."""
+
+    lane: Lane
+    outcome: Outcome
+
+
+class Hedging:
+    """Of one backend with several upstreams."""
+
+    def __init__(self, rules: HedgeRules, lanes: Sequence[Lane], clock: Clock, telemetry: Telemetry) -> None:
+        self._rules = rules
+        self._lanes = lanes
+        self._clock = clock
+        self._telemetry = telemetry
+        self._budget = HedgeBudget(rules.budget)
+        self._ending: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
+
+    def delay_s(self, lane: Lane, request: RequestContext) -> float | None:
+        """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
+        each call, before it is sent: the budget grows by it."""
+        asked = asked_of(request.call, request.route)
+        if asked is None or not hedgeable(request.call, unasked=request.internal):
+            return None
+        self._budget.asked()
+        now, until = self._clock.monotonic(), request.due
+        predicted = lane.predict(asked, now, self._rules.after)
+        others = () if math.isinf(until) else (other.predict(asked, now, 0.5) for other in self._lanes if other != lane)
+        known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
+        return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
+
+    async def asked(self, ask: Ask, lane: Lane, request: RequestContext, delay: float, choose: Choose) -> list[Asked]:
+        """Asks `lane`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
+        the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
+        end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
+        started, before = self._clock.monotonic(), request.timings.get("upstream", 0.0)
+        race, came = _Race(ask, request), list[Asked]()
+        try:
+            race.join(lane)
+            await race.pause(delay)
+            other = self._another(lane, request, choose) if race.open else None
+            came = await (race.decided() if other is None else self._against(race, other))
+            await race.end()
+        except BaseException:
+            ending = held(self._ending, _ended(race, came))
+            await asyncio.shield(ending)  # who is cancelled once more does not wait for it, and it goes on
+            raise
+        # The second call's time is in a request of its own: here it would count twice what both took at once.
+        elsewhere = self._clock.monotonic() - started - (request.timings.get("upstream", 0.0) - before)
+        if came[-1].lane is not lane and elsewhere > 0:
+            request.add_time("upstream", elsewhere)
+        return came
+
+    async def _against(self, race: _Race, other: Lane) -> list[Asked]:
+        race.join(other, apart=True)
+        outcome = Hedged.FAILED
+        try:
+            came = await race.decided()
+            if race.decides(came[-1].outcome):
+                outcome = Hedged.WON if came[-1].lane is other else Hedged.LOST
+            return came
+        except asyncio.CancelledError:
+            outcome = Hedged.CANCELLED
+            raise
+        finally:
+            self._telemetry.hedges.add(outcome)
+
+    def _another(self, lane: Lane, request: RequestContext, choose: Choose) -> Lane | None:
+        now = self._clock.monotonic()
+        others = [
+            other
+            for other in self._lanes
+            if other is not lane
+            and other.breaker.state(now) is State.CLOSED
+            and not other.told_to_wait_s(request.tenant, now)
+        ]
+        crowds = [each.backend.crowd for each in self._lanes]
+        why_not = held_back(self._budget, crowds, [other.backend.crowd for other in others])
+        if why_not is not None:
+            self._telemetry.hedges.add(why_not)
+            return None
+        return choose([other for other in others if has_room(other.backend.crowd)])
+
+
+async def _ended(race: _Race, came: Sequence[Asked]) -> None:
+    """`came`: where its client has left while who had lost was ended."""
+    try:
+        for each in came:
+            await let_go(each.outcome)
+    finally:
+        await race.end()
+
+
+class _Race:
+    """Calls on their way at once, each in a task of its own."""
+
+    def __init__(self, ask: Ask, request: RequestContext) -> None:
+        self._ask = ask
+        self._request = request
+        self._lanes: dict[asyncio.Task[Outcome], Lane] = {}  # in the order in which they were asked
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody has answered or failed yet."""
+        return not any(task.done() for task in self._lanes)
+
+    def join(self, lane: Lane, *, apart: bool = False) -> None:
+        """`apart`: with timings of its own."""
+        request = self._request.child("hedge") if apart else self._request
+        self._lanes[asyncio.create_task(self._ask(lane, request))] = lane
+
+    async def pause(self, seconds: float) -> None:
+        """Until then, or until somebody has answered or failed."""
+        await asyncio.wait(self._lanes, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def decides(self, outcome: Outcome) -> bool:
+        """Whether there is no use in waiting for another one."""
+        return again(outcome, self._request, waits=False) is Again.NOBODY
+
+    async def decided(self) -> list[Asked]:
+        """What came, until one of them decides or nobody is left."""
+        came: list[Asked] = []
+        while True:
+            done, _ = await asyncio.wait(self._lanes, return_when=asyncio.FIRST_COMPLETED)
+            task = next(task for task in self._lanes if task in done)
+            outcome = task.result()
+            came.append(Asked(self._lanes.pop(task), outcome))
+            if not self._lanes or self.decides(outcome):
+                return came
+            await let_go(outcome)
+
+    async def end(self) -> None:
+        """Cancels who is still on its way, and returns when it has ended."""
+        for task in self._lanes:
+            task.cancel()
+        while pending := [task for task in self._lanes if not task.done()]:
+            await asyncio.wait(pending, timeout=RECALL_S)
+            for task in pending:
+                task.cancel()
+        for task in self._lanes:  # it may have answered in the same moment
+            if not task.cancelled() and task.exception() is None:
+                await let_go(task.result())

@@ -1,0 +1,67 @@
+"""Requests to one origin, each over a connection of its pool."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+
+from gateway.upstream.http1.connector import Connector
+from gateway.upstream.http1.errors import Disconnected
+from gateway.upstream.http1.origin import Origin
+from gateway.upstream.http1.pool import Pool
+from gateway.upstream.http1.response import Answer
+
+IDLE_S = 15.0  # servers in Python close a kept connection after five seconds to 75
+
+
+class Client:
+    """`connect_s`: seconds for a new connection. `tls`: the system's authorities unless another context is given."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        connect_s: float,
+        max_connections: int,
+        idle_s: float = IDLE_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.origin = origin
+        self.pool = Pool(Connector(origin, connect_s, tls), max_connections=max_connections, idle_s=idle_s)
+
+    async def ask(
+        self,
+        head: bytes,
+        body: bytes | AsyncIterator[bytes] = b"",
+        *,
+        length: int | None = None,
+        headless: bool = False,
+        repeatable: bool,
+        due: float,
+    ) -> Answer:
+        """The answer, once its head is here. `head`: see `heads.request_head`; `length`: of a body that streams, as its
+        head says it; None: in chunks. `headless`: the answer has no body (HEAD). `due`: time of the event loop for all
+        of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is sent once more,
+        over a new one; a body that streams is never.
+
+        Raises `ExchangeFailed`, and what `body` raises."""
+        connection = self.pool.idle() or await self.pool.connected(due)
+        while True:
+            repeatable = repeatable and connection.served > 0 and isinstance(body, bytes)
+            answer = connection.send(head, body, length=length, headless=headless)
+            try:
+                while not answer.status:
+                    if answer.error is not None:
+                        raise answer.error
+                    await connection.wait(due)
+                return answer
+            except Disconnected:
+                if not repeatable:
+                    raise
+            except BaseException:
+                answer.close()
+                raise
+            repeatable, connection = False, await self.pool.connected(due)
+
+    async def close(self) -> None:
+        await self.pool.close()

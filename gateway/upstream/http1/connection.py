@@ -1,0 +1,241 @@
+"""One connection to a server, with one exchange at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol, cast
+
+from gateway.upstream.http1.deadline_timer import Alarm
+from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut
+from gateway.upstream.http1.headers import Names
+from gateway.upstream.http1.parser import AnswerParser
+from gateway.upstream.http1.request_body import Upload
+from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.response_head_cache import KnownHeads
+
+MAX_UNREAD_BYTES = 128 * 1024  # of a body: beyond them nothing more is taken off the socket until they are read
+JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one write, one packet where it fits
+TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+
+
+class Owner(Protocol):
+    """Who hands connections out."""
+
+    def opened(self, connection: Connection) -> None:
+        """It is there, and will be `gone` once."""
+
+    def freed(self, connection: Connection) -> None:
+        """The exchange is over, and the connection as good as new."""
+
+    def gone(self, connection: Connection) -> None:
+        """It is closed."""
+
+
+class Connection(asyncio.Protocol):
+    """`idle_s`: for how long it may lie idle, at most. `names` and `known` may be shared."""
+
+    def __init__(self, owner: Owner, names: Names, known: KnownHeads, idle_s: float) -> None:
+        self._owner = owner
+        self._idle_s = idle_s
+        self._socket: socket.socket | None = None
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._loop, self._rang)
+        self._parser = AnswerParser(names, known)
+        self.transport: asyncio.Transport | None = None  # there is none before, and after
+        self._answer: Answer | None = None  # the one that is awaited
+        self._upload: Upload | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._wakes: Callable[[], None] | None = None
+        self._silence_s = self._due = self._heard_at = 0.0  # see `follow`; a time of the event loop
+        self._acknowledges = False  # until the next request is sent
+        self.paused = False  # reading: too much of the body is unread
+        self._keep = True  # no: nothing may follow this exchange
+        self.served = 0  # exchanges that were begun
+
+    # What the pool and the client call.
+
+    def send(self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool) -> Answer:
+        """Sends a request, and returns its answer, of which nothing has come: `wait` for it. `length` of a body that
+        streams; None: in chunks."""
+        assert self.transport is not None and self._answer is None
+        answer = self._answer = Answer(self)
+        self._parser.begin(answer, headless=headless)
+        self.served += 1
+        self._acknowledges = False
+        if not isinstance(body, bytes):
+            self.transport.write(head)
+            self._upload = Upload(self.transport, body, length, self._upload_failed)
+        elif len(body) <= JOINED_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+        return answer
+
+    def wait(self, due: float) -> asyncio.Future[None]:
+        """Done once something has come of the exchange, its failure included. Whoever gives up waiting closes the
+        answer."""
+        if self._parser.heard and not self._acknowledges:
+            self._acknowledge()
+        waiter = self._waiter = self._loop.create_future()
+        self._alarm.set(due)
+        return waiter
+
+    def follow(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
+        """See `Answer.tell`."""
+        self._wakes, self._silence_s, self._due = wake, silence_s, due
+        if wake is not None:
+            if not self._acknowledges:
+                self._acknowledge()
+            self._heard_at = self._loop.time()
+            self._alarm.set(min(self._heard_at + silence_s, due))
+
+    def taken(self) -> None:
+        """What had come of the body was read."""
+        if self.paused and self.transport is not None:
+            self.paused = False
+            self.transport.resume_reading()
+
+    def close(self) -> None:
+        """Of one that lies idle."""
+        if self.transport is not None:
+            self._alarm.off()
+            self.transport.close()
+
+    def abort(self) -> None:
+        """At once, whatever is under way."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.failed(ExchangeFailed("the exchange was given up"))
+        self._alarm.off()
+        if self._upload is not None:
+            self._upload.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+        self._wake()
+
+    def dropped(self) -> None:
+        """While it was being opened: whoever asked for it has left. asyncio's transport says so too, uvloop's does not,
+        and the pool would count it for good."""
+        if self.transport is not None:
+            self.connection_lost(None)
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # nobody has asked: what comes is not to be taken for the next one's answer
+            self.abort()
+            return
+        parser, before = self._parser, answer.unread
+        try:
+            parser.feed(data)
+        except MalformedAnswer as error:
+            self._fail(error)
+            return
+        if parser.ended:
+            self._finish(answer)
+        elif answer.unread > MAX_UNREAD_BYTES and not self.paused and self.transport is not None:
+            self.paused = True
+            self.transport.pause_reading()
+        if self._wakes is not None and not parser.ended:
+            if answer.unread > before:
+                self._heard_at = self._loop.time()
+                self._wakes()
+        elif answer.status and (parser.ended or answer.unread > before or before == 0):
+            self._wake()
+
+    def pause_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.pause()
+
+    def resume_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.transport is None:  # `dropped` before
+            return
+        answer, self._answer = self._answer, None
+        self.transport = None
+        self._alarm.off()
+        if self._upload is not None:
+            self._upload.cancel()
+        if answer is not None:
+            if self._parser.until_close and error is None:
+                answer.ended()
+            elif self._parser.heard:
+                answer.failed(Broken("the connection ended within the answer"))
+            else:
+                answer.failed(Disconnected("the connection ended before the answer"))
+        self._parser.over()
+        self._owner.gone(self)
+        self._wake()
+
+    # Its own affairs.
+
+    def _finish(self, answer: Answer) -> None:
+        """The last byte of the answer has come."""
+        self._answer = None
+        answer.ended()
+        upload, self._upload = self._upload, None
+        unsent = upload is not None and not upload.done
+        idle_s = self._parser.idle_s(self._idle_s)
+        if unsent or not self._keep or idle_s <= 0 or self.transport is None or self.transport.is_closing():
+            if upload is not None:
+                upload.cancel()
+            self.abort()
+            return
+        if self.paused:
+            self.taken()
+        self._alarm.set(self._loop.time() + idle_s)
+        self._owner.freed(self)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._answer is not None:
+            self._answer.failed(error)
+        self.abort()
+
+    def _upload_failed(self, error: BaseException) -> None:
+        """The body that was to be sent broke off: without an answer that ends the exchange with what it said; with one,
+        that goes on."""
+        self._keep = False
+        if self._answer is not None and not self._answer.status:
+            self._fail(error)
+
+    def _rang(self) -> None:
+        if self._answer is None:
+            self.close()  # it lay idle for long enough
+        elif self._waiter is not None and not self._waiter.done():
+            self._fail(TimedOut("nothing came in time"))
+        elif self._wakes is not None:
+            due = min(self._heard_at + self._silence_s, self._due)
+            if self._loop.time() < due:
+                self._alarm.set(due)
+            else:
+                self._fail(TimedOut("nothing came in time"))
+
+    def _wake(self) -> None:
+        """The last thing that is done of what happened: who is told may send the next request."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        wakes, self._wakes = self._wakes, None
+        if wakes is not None:
+            wakes()
+
+    def _acknowledge(self) -> None:
+        """Before the first wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one
+        when the last is acknowledged, and the kernel delays that on a connection on which we have sent something
+        (measured: 44 ms an answer). It does so again after each request, and after each piece of one that streams."""
+        self._acknowledges = self._upload is None or self._upload.done
+        if self._socket is not None and TCP_QUICKACK is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)

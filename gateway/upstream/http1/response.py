@@ -1,0 +1,77 @@
+"""An answer on its way: its head, what of its body has come, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.upstream.http1.connection import Connection
+
+
+class Answer:
+    """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
+    it."""
+
+    __slots__ = ("_connection", "error", "headers", "memo", "noted", "pieces", "status", "unread", "whole")
+
+    def __init__(self, connection: Connection | None) -> None:
+        self._connection = connection  # None: over, or not begun
+        self.noted: dict[str, str] = {}  # see `heads.NOTED`
+        self.status = 0  # no final head has come yet
+        self.headers: list[tuple[str, str]] = []
+        self.memo: dict[bool, Any] | None = None  # of its `KnownHead`
+        self.pieces: list[bytes] = []  # of the body, as they came, and not read yet
+        self.unread = 0  # bytes
+        self.whole = False  # the last byte has come
+        self.error: BaseException | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Nothing of the body is left to read."""
+        return self.whole and not self.pieces
+
+    async def read(self, due: float) -> bytes:
+        """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
+        loop. Raises `ExchangeFailed`."""
+        while (data := self.poll()) is None:
+            assert self._connection is not None
+            await self._connection.wait(due)
+        return data
+
+    def poll(self) -> bytes | None:
+        """What has come since the last time; None: nothing yet; empty: the end. Raises `ExchangeFailed`."""
+        if self.pieces:
+            return self.take()
+        if self.error is not None and not self.whole:
+            raise self.error
+        return b"" if self.whole else None
+
+    def tell(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
+        """Once `poll` had nothing: calls `wake` each time when it may have something, within the callback that brought
+        it, until told otherwise. Where nothing comes for `silence_s`, or until `due`, the exchange fails."""
+        if self._connection is not None:
+            self._connection.follow(wake, silence_s, due)
+
+    def take(self) -> bytes:
+        """What of the body is here."""
+        pieces = self.pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.pieces, self.unread = [], 0
+        if self._connection is not None and self._connection.paused:
+            self._connection.taken()
+        return taken
+
+    def ended(self) -> None:
+        """The last byte has come, and the connection may be another's."""
+        self.whole, self._connection = True, None
+
+    def failed(self, error: BaseException) -> None:
+        """The first error is the one that counts."""
+        self.error, self._connection = self.error or error, None
+
+    def close(self) -> None:
+        """Ends the exchange. Where the body is not whole, the connection ends with it: the server learns that nobody
+        waits. Closing twice does no harm."""
+        if self._connection is not None:
+            self._connection.abort()

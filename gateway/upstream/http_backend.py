@@ -1,0 +1,304 @@
+"""An HTTP endpoint that speaks one of the dialects, and the pass-through of every path that no dialect knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from gateway.config.backends import Timeouts
+from gateway.context import RequestContext
+from gateway.credentials import SECRET, TRACING
+from gateway.dialects.anthropic import speaks_anthropic
+from gateway.dialects.known import MODELS, understands
+from gateway.dialects.model_names import ModelNames
+from gateway.dialects.translation import TRANSLATIONS
+from gateway.dialects.translation.models import openai_model
+from gateway.errors import BackendError, BadRequest
+from gateway.messages import Call, Outgoing, Response, Tunnel, Whole
+from gateway.ports import Clock, Translated
+from gateway.upstream.aiohttp_session import Session
+from gateway.upstream.base_url import BaseUrl
+from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.upstream.header_filter import (
+    NOT_RETURNED,
+    NOT_SENT,
+    OURS_RETURNED,
+    Passing,
+    named_by_connection,
+    own_headers,
+    translated_headers,
+)
+from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
+from gateway.upstream.http_client import HttpAnswer, HttpClient, Opening, Outward
+from gateway.upstream.limited_backend import Gated
+from gateway.upstream.response_reader import MAX_WHOLE_BYTES, Exchange, is_event_stream
+from gateway.upstream.retry_policy import IDEMPOTENT
+from gateway.upstream.tensor_protocols import about_a_model, in_stored_form
+from gateway.upstream.translated_response import in_the_clients_dialect
+from gateway.upstream.websocket import HttpWebSocket, open_websocket
+
+NOT_FOUND = 404
+ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
+ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
+
+
+class HttpBackend(Gated):
+    """`speaks`: the name of the dialect that the endpoint understands. `forward_credentials`: the client's own
+    credentials go upstream unless `api_key` replaces them."""
+
+    http = True
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        speaks: str = "openai",
+        client: HttpClient,
+        session: Session,
+        models: ModelNames,
+        api_key: str | None,
+        forward_credentials: bool,
+        max_concurrency: int,
+        timeouts: Timeouts,
+        clock: Clock,
+        adaptive: bool = True,
+    ) -> None:
+        self.name = name
+        self.speaks = speaks
+        self._base = BaseUrl(name, url, speaks)
+        self.target = self._base.target
+        self._client = client
+        self._session = session
+        self._models = models
+        self._api_key = api_key
+        not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
+        self._sent = Passing(not_sent)
+        self._sent_when_read = Passing(not_sent | ENCODINGS)
+        self._returned = Passing(NOT_RETURNED, prefix=OURS_RETURNED)
+        self._timeouts = timeouts
+        self._clock = clock
+        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+
+    async def send(self, request: RequestContext) -> Response:
+        """Raises `BadRequest` where it cannot be said to this endpoint."""
+        call, translated = request.call, None
+        if call is not None:
+            translated = None if understands(self.speaks, call.dialect.name) else self._translated(call)
+        elif request.headers.get("upgrade", "").lower() == "websocket":
+            # Without the upgrade where the endpoint does not take it up: the client gets what it says to that.
+            socket = await self._websocket(request)
+            if socket is not None:
+                return socket
+        elif request.body_source.taken is None:  # no place is taken before its body is here, or past what is buffered
+            await request.body_source.buffer()
+        place = self._gate.try_enter() or await self._gate.enter(request)
+        try:
+            sent = self.outward(request, translated)
+            answer = await self._client.ask(sent, self._due_of(request, sent))
+        except BaseException as error:
+            failure = self._failure(error)
+            if isinstance(failure, BackendError) and failure.status == 504:
+                place.overdue()
+            place.leave()
+            if failure is error:
+                raise
+            raise failure from None
+        place.answered(request, answer.status)
+        response = await self._read(request, answer, place)
+        if answer.status == NOT_FOUND and call is not None:
+            self._base.not_found(request, sent, response)
+        if translated is not None:
+            return await in_the_clients_dialect(self.name, response, translated)
+        return response if call is None or not call.dialect.reforms else in_stored_form(self.name, call, response)
+
+    async def _read(self, request: RequestContext, answer: HttpAnswer, place: Place) -> Response:
+        """From its first byte, or whole."""
+        parse, memo = request.call is not None, answer.memo
+        if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.noted)):
+            headers = memo.get(parse) if memo is not None else None
+            response = Response(answer.status, headers or self._headers_of(answer, parse=parse), Whole(answer.take()))
+            answer.close()
+            place.leave()
+            return response
+        exchange = Exchange(self.name, answer, place, self._timeouts, request.upstream_deadline)
+        try:
+            return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
+        except BaseException:
+            exchange.close()
+            raise
+
+    def _headers_of(self, answer: HttpAnswer, *, parse: bool) -> tuple[tuple[str, str], ...]:
+        """Those that go on. What passes through undecoded keeps its length; of an answer to HEAD it is all there is of
+        the body."""
+        headers = tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
+        length = None if parse else answer.noted.get("content-length")
+        if length is not None:
+            headers += (("Content-Length", length),)
+        if answer.memo is not None:
+            answer.memo[parse] = headers
+        return headers
+
+    def _due_of(self, request: RequestContext, sent: Outward) -> float:
+        """When its answer is to begin, by the event loop's time. `timeouts.total` is that of all attempts together."""
+        uploads = request.call is None and sent.body != b""
+        now = asyncio.get_running_loop().time()
+        if now >= request.upstream_deadline:
+            said = f"backend '{self.name}' was not called: the request has used up its time (timeouts.total)"
+            raise BackendError(said, status=504, retryable=False, sent=False)
+        request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
+        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """What a call has failed with, as the pipeline knows it; `error` itself where it does."""
+        if isinstance(error, TimedOut | ConnectTimedOut):
+            return BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=error.sent)
+        if isinstance(error, ExchangeFailed):
+            return BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent)
+        return BadRequest(str(error)) if isinstance(error, ValueError) else error
+
+    def _translated(self, call: Call) -> Translated:
+        """Raises `BadRequest`."""
+        translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
+        if translation is None:
+            raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
+        return translation(call, model=self._models.sent_for(call.model), created=int(self._clock.wall()))
+
+    async def _websocket(self, request: RequestContext) -> Response | None:
+        """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8)."""
+        place = await self._gate.enter(request)
+        place.lasting = True
+        url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
+        try:
+            async with asyncio.timeout(self._timeouts.first_byte):
+                socket = await open_websocket(self._session.get(), url, self._headers(request), request)
+        except BaseException as error:
+            place.leave()
+            if isinstance(error, aiohttp.WSServerHandshakeError):
+                return None
+            if isinstance(error, TimeoutError):
+                raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
+            if isinstance(error, aiohttp.ClientError | OSError):
+                raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
+            raise
+        return Response(101, (), Tunnel(HttpWebSocket(socket, place)))
+
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
+        place = await self._gate.enter(request)
+        try:
+            headers = self._headers(request, foreign=self._theirs(request))
+            listing = self._listing(headers, ALL_MODELS.get(self.speaks, ""))
+            answer = await self._client.ask(listing, self._due(self._timeouts.first_byte))
+            try:
+                listed = orjson.loads(await self._whole(answer))
+            finally:
+                answer.close()
+            if answer.status == 200:
+                return [openai_model(model) for model in listed["data"] if isinstance(model, dict)]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            pass
+        except (ExchangeFailed, ValueError) as error:
+            raise self._failure(error) from None
+        finally:
+            place.leave()
+        raise BackendError(f"backend '{self.name}' does not list its models")
+
+    async def _whole(self, answer: HttpAnswer) -> bytes:
+        """All of a body that is not large. Raises `ExchangeFailed`."""
+        due, data = self._due(self._timeouts.first_byte), bytearray()
+        while piece := await answer.read(due):
+            data += piece
+            if len(data) > MAX_WHOLE_BYTES:
+                raise ExchangeFailed("the answer is too large")
+        return bytes(data)
+
+    async def ready(self) -> bool:
+        """Whether the endpoint accepts connections; what it answers says nothing without credentials."""
+        try:
+            answer = await self._client.ask(self._listing([]), self._due(self._timeouts.connect))
+        except ExchangeFailed:
+            return False
+        answer.close()
+        return answer.status < 500
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._session.close()
+
+    def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
+        return Outward("GET", self.target(MODELS, query), headers)
+
+    def outward(self, request: RequestContext, translated: Translated | None = None) -> Outward:
+        """As `send` sends it. Raises `BadRequest`."""
+        call = request.call
+        if call is None:
+            return self._passed_on(request)
+        if translated is not None:
+            sent = translated.outgoing
+            headers = self._headers(request, foreign=True)
+            return Outward(request.method, self.target(sent.path, ""), _instead(headers, sent.headers), sent.body)
+        sent = self._outgoing(request, call)
+        if sent.headers or sent.path != request.path:
+            headers = _instead(self._headers(request), sent.headers)
+            return Outward(request.method, self.target(sent.path, request.query), headers, sent.body)
+        target, headers, opening = request.head.upstream.get(self) or self._usual(request)
+        more = request.upstream_trace_headers()
+        return Outward(request.method, target, headers, sent.body, None, True, more, opening)
+
+    def _usual(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
+        """What all requests with its head are sent with: the target, and the headers but for those that trace it."""
+        headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
+        usual = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
+        return usual
+
+    def _passed_on(self, request: RequestContext) -> Outward:
+        """What no dialect knows. A body that is on its way goes on as it comes."""
+        source, method = request.body_source, request.method
+        body = source.taken
+        if body is not None and self.speaks != "kserve":
+            target, headers, opening = request.head.upstream.get(self) or self._usual(request)
+            more, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
+            return Outward(method, target, headers, body, None, repeatable, more, opening)
+        path = about_a_model(request.path, self._models) if self.speaks == "kserve" else request.path
+        target, headers = self.target(path, request.query), self._headers(request)
+        if body is not None:
+            return Outward(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
+        length = request.headers.get("content-length", "")
+        known = int(length) if length.isascii() and length.isdigit() else None
+        return Outward(method, target, headers, source.stream() or b"", known, repeatable=False)
+
+    def _due(self, limit_s: float) -> float:
+        return asyncio.get_running_loop().time() + limit_s
+
+    def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
+        model, kept = self._models.sent_for(call.model), bool(request.fingerprint) or request.metered
+        return call.dialect.outgoing(request.path, call, model=model, kept=kept)
+
+    def _theirs(self, request: RequestContext) -> bool:
+        """Whether a request that no dialect reads comes from a client of another one."""
+        return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
+
+    def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
+        """`foreign`: they are another dialect's, and are put in words of this one."""
+        read_here = request.call is not None  # the answer will be, and the request's body was already decoded
+        passing = self._sent_when_read if read_here else self._sent
+        given = request.upstream_headers()
+        headers = passing.of(given.items(), named_by_connection(given))
+        if foreign:
+            headers = translated_headers(headers, self.speaks)
+        return headers + self._added(headers, read_here=read_here)
+
+    def _added(self, headers: list[tuple[str, str]], *, read_here: bool) -> list[tuple[str, str]]:
+        added = own_headers(headers, self.speaks, self._api_key)
+        return [*added, ("Accept-Encoding", "identity")] if read_here else added
+
+
+def _instead(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`headers` with `others` in place of those of the same names."""
+    names = {name.lower() for name, _ in others}
+    return [*(header for header in headers if header[0].lower() not in names), *others]

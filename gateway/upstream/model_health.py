@@ -1,0 +1,135 @@
+"""Models that do not answer are looked at until they do, and loaded anew where the configuration allows it. One job an
+upstream; it sleeps while all is well: real calls tell more than any probe."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
+
+from gateway.circuit_breaker import State
+from gateway.errors import BackendError, LoadRefused
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock, Condition, HostedModels
+from gateway.tasks import run_within
+from gateway.upstream.backend import Pool
+from gateway.upstream.model_repair import Reload, Repairs, look_again_s
+from gateway.upstream.upstream import Lane
+
+LOG = logging.getLogger("nearhit.models")
+
+Locks = dict[tuple[str, str], asyncio.Lock]
+"""By server and model: of several backends that use it one reloads it at a time."""
+
+
+class ModelCare:
+    """Of one upstream. `reload`: whether a dead model is unloaded and loaded again."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        hosted: HostedModels,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        reload: bool,
+        locks: Locks,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._lane = lane
+        self._hosted = hosted
+        self._clock = clock
+        self._telemetry = telemetry
+        self._reload = reload
+        self._locks = locks
+        self._draw = draw
+        self._repairs = {name: Repairs() for name in hosted.conditions}
+        self._ours: set[str] = set()  # absent because this gateway unloaded them
+
+    async def run(self) -> None:
+        while True:
+            await self._hosted.wrong()
+            for name, condition in tuple(self._hosted.conditions.items()):
+                if condition is not Condition.READY:
+                    try:
+                        await self.look(name, condition)
+                    except Exception:
+                        LOG.exception("looking at a model failed", extra={"fields": self._fields(name)})
+            await asyncio.sleep(look_again_s(self._draw()))
+
+    async def look(self, name: str, condition: Condition) -> None:
+        """Finds out whether it answers, and reloads it where that is due. Then the upstream is asked again, or left out
+        for another while."""
+        repairs = self._repairs[name]
+        async with self._locks.setdefault((self._hosted.server, name), asyncio.Lock()):
+            now = self._clock.monotonic()
+            ill = condition is Condition.DEAD or name in self._ours
+            reloadable = self._reload and ill and repairs.due(now)
+            well = (repairs.trusts(now) or not reloadable) and await self._answers(name, condition)
+            if not well and reloadable:
+                well = await self._reloaded(name, repairs)
+        now, breaker = self._clock.monotonic(), self._lane.breaker
+        if not well:
+            if breaker.state(now) is not State.CLOSED:
+                breaker.failed(now)  # no client's request need find out until the next look
+            return
+        repairs.answered(now)
+        self._ours.discard(name)
+        self._hosted.told(name, Condition.READY)
+        if all(each is Condition.READY for each in self._hosted.conditions.values()):
+            breaker.succeeded(asked_at=now)
+        LOG.info("model answers again", extra={"fields": self._fields(name)})
+
+    async def _answers(self, name: str, condition: Condition) -> bool:
+        """A server that does not have it need not be asked for more than that."""
+        if condition is Condition.ABSENT and not await self._hosted.loaded(name):
+            return False
+        return await self._hosted.answers(name)
+
+    async def _reloaded(self, name: str, repairs: Repairs) -> bool:
+        LOG.warning("model is dead, reloading it", extra={"fields": self._fields(name)})
+        self._ours.add(name)
+        outcome, why = Reload.RECOVERED, ""
+        try:
+            await self._hosted.reload(name)
+            if not await self._hosted.answers(name):
+                outcome, why = Reload.FAILED, "it was loaded, and does not answer"
+        except LoadRefused as error:
+            self._ours.discard(name)
+            outcome, why = Reload.REFUSED, str(error)
+        except BackendError as error:
+            outcome, why = Reload.FAILED, str(error)
+        self._telemetry.model_reloads.add(self._lane.backend.name, outcome)
+        repairs.reloaded(outcome, self._clock.monotonic())
+        if outcome is Reload.REFUSED:
+            LOG.error(
+                "the server does not let models be reloaded, expected it to be started with "
+                "--model-control-mode=explicit, or 'reload: off' of the backend",
+                extra={"fields": {**self._fields(name), "error": why}},
+            )
+        elif outcome is Reload.FAILED:
+            LOG.error("model reload failed", extra={"fields": {**self._fields(name), "error": why}})
+        return outcome is Reload.RECOVERED
+
+    def _fields(self, name: str) -> dict[str, str]:
+        return {"backend": self._lane.backend.name, "upstream": self._lane.upstream.address, "model": name}
+
+
+def care_for(
+    stack: AsyncExitStack, pools: Iterable[Pool], reloads: Callable[[str], bool], clock: Clock, telemetry: Telemetry
+) -> None:
+    """Begins a job for each upstream that hosts models; they end with `stack`. `reloads`: whether those of the backend
+    of that name are reloaded."""
+    locks: Locks = {}
+    for pool, lane, hosted in _hosting(pools):
+        care = ModelCare(lane, hosted, clock, telemetry, reload=reloads(pool.name), locks=locks)
+        run_within(stack, care.run())
+
+
+def _hosting(pools: Iterable[Pool]) -> Iterator[tuple[Pool, Lane, HostedModels]]:
+    for pool in pools:
+        for lane in pool.lanes:
+            if lane.upstream.hosted is not None:
+                yield pool, lane, lane.upstream.hosted

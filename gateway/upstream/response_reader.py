@@ -1,0 +1,184 @@
+"""One HTTP answer on its way: its first byte, its events or bytes, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from gateway.config.backends import Timeouts
+from gateway.dialects.sse import SSEParser
+from gateway.errors import BackendError, StreamBroken
+from gateway.messages import ByteStream, EventStream, Response, Whole
+from gateway.streams import Flow, Tap
+from gateway.upstream.concurrency_limiter import Place
+from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
+from gateway.upstream.http1.response import Answer
+from gateway.upstream.http_client import HttpAnswer
+
+T = TypeVar("T")
+MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
+
+
+class Exchange:
+    """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
+
+    def __init__(self, name: str, answer: HttpAnswer, place: Place, timeouts: Timeouts, deadline: float) -> None:
+        """`deadline`: event loop time, for the end of the body: that of all attempts together."""
+        self._name = name
+        self._answer = answer
+        self._place = place
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._deadline = deadline
+
+    async def answer(self, headers: tuple[tuple[str, str], ...], *, parse: bool) -> Response:
+        """`headers`: those of it that go on; `parse`: it answers a call that a dialect has read."""
+        answer = self._answer
+        first = answer.take() if answer.whole else await self._first()
+        if not parse:
+            return Response(answer.status, headers, self._opaque(first))
+        if is_event_stream(answer.noted) and answer.status == 200:
+            parser = SSEParser()
+            return Response(answer.status, headers, EventStream(self._flow(first, parser.feed, parser.close)))
+        data, complete = (first, True) if answer.at_end else await self._collect(first)
+        if not complete:
+            return Response(answer.status, headers, self._bytes(data))
+        self.close()
+        return Response(answer.status, headers, Whole(data))
+
+    async def _first(self) -> bytes:
+        """The first piece of the body; empty where there is none."""
+        try:
+            return await self._answer.read(min(self._loop.time() + self._timeouts.first_byte, self._deadline))
+        except TimedOut:
+            raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
+        except ExchangeFailed as error:
+            raise BackendError(f"backend '{self._name}' broke off ({error})") from None
+
+    def _opaque(self, first: bytes) -> Whole | ByteStream:
+        if self._answer.at_end:
+            self.close()
+            return Whole(first)
+        return self._bytes(first)
+
+    async def _collect(self, first: bytes) -> tuple[bytes, bool]:
+        """-> (what came, whether it is all): up to `MAX_WHOLE_BYTES`. Nothing has gone to the client yet."""
+        pieces, size = [first], len(first)
+        try:
+            while size <= MAX_WHOLE_BYTES:
+                piece = await self.read()
+                if not piece:
+                    return b"".join(pieces), True
+                pieces.append(piece)
+                size += len(piece)
+        except StreamBroken as error:
+            raise BackendError(str(error)) from None
+        return b"".join(pieces), False
+
+    def _bytes(self, first: bytes) -> ByteStream:
+        return ByteStream(self._flow(first, lambda piece: (piece,), tuple))
+
+    def _flow(self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]) -> Flow[T]:
+        answer = self._answer
+        if isinstance(answer, Answer):
+            return Flow(_Telling(self, answer, first, feed, close), Tap(closed=self.close))
+        return Flow(_Body(self, first, feed, close), Tap(closed=self.close))
+
+    async def read(self) -> bytes:
+        """The next piece; empty at the end. Raises `StreamBroken`."""
+        if self._answer.at_end:
+            return b""
+        try:
+            return await self._answer.read(min(self._loop.time() + self._timeouts.idle, self._deadline))
+        except ExchangeFailed as error:
+            raise self.broken(error) from None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """For how many seconds it may be silent, and when it has to be over, by the event loop's time."""
+        return self._timeouts.idle, self._deadline
+
+    def broken(self, error: BaseException) -> StreamBroken:
+        if not isinstance(error, TimedOut):
+            return StreamBroken(f"backend '{self._name}' broke off ({error})")
+        what = "exceeded its total time" if self._loop.time() >= self._deadline else "fell silent"
+        return StreamBroken(f"backend '{self._name}' {what}")
+
+    def close(self) -> None:
+        """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
+        self._answer.close()
+        self._place.leave()
+
+
+class _Body(Generic[T]):
+    """The rest of a body as a source: what `feed` makes of each piece, and `close` of the end. Implements `Source`."""
+
+    tells, dry = False, True
+
+    def __init__(
+        self, exchange: Exchange, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
+    ) -> None:
+        self._exchange = exchange
+        self._piece: bytes | None = first or None  # that has come
+        self._feed = feed
+        self._close: Callable[[], Sequence[T]] | None = close
+
+    def take(self) -> Sequence[T] | None:
+        piece, self._piece = self._piece, None
+        if not piece:
+            return None if piece is None else self._end()
+        return self._feed(piece) or None
+
+    def _end(self) -> Sequence[T]:
+        close, self._close = self._close, None
+        return () if close is None else close()
+
+    async def wait(self) -> None:
+        self._piece = await self._exchange.read()
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        raise NotImplementedError  # `tells` says so: nobody asks
+
+
+class _Telling(_Body[T]):
+    """Of an answer that tells when something has come."""
+
+    tells = True
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        answer: Answer,
+        first: bytes,
+        feed: Callable[[bytes], Sequence[T]],
+        close: Callable[[], Sequence[T]],
+    ) -> None:
+        super().__init__(exchange, first, feed, close)
+        self._answer = answer
+
+    def take(self) -> Sequence[T] | None:
+        answer = self._answer
+        while True:
+            if self._piece is not None:
+                items = super().take()
+            elif answer.pieces:
+                items = self._feed(answer.take())
+            elif answer.whole:
+                return self._end()
+            elif answer.error is not None:
+                raise self._exchange.broken(answer.error)
+            else:
+                return None
+            if items:
+                self.dry = not (answer.pieces or answer.whole or answer.error)
+                return items
+
+    def tell(self, wake: Callable[[], None] | None) -> None:
+        self._answer.tell(wake, *self._exchange.limits)
+
+
+def is_event_stream(noted: Mapping[str, str]) -> bool:
+    """Whether the body is server-sent events that can be read here: compressed ones go through."""
+    kind = noted.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "text/event-stream" and noted.get("content-encoding", "identity") == "identity"

@@ -1,0 +1,240 @@
+"""A Triton Inference Server over gRPC: text in, text out, streamed where the model is decoupled; tensors in, tensors
+out for clients of its own protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from gateway.adapters.triton.channel import OPTIONS
+from gateway.adapters.triton.models import Described, TritonModels, condition_told, once
+from gateway.config.backends import Tensors, Timeouts
+from gateway.context import RequestContext
+from gateway.dialects.model_names import ModelNames
+from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
+from gateway.messages import Call, Event, Response, TextAnswer, Whole
+from gateway.observability.trace_context import metadata_of
+from gateway.ports import Clock, Condition
+from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.upstream.limited_backend import Gated
+from gateway.upstream.text_stream import JSON, written_answer
+from gateway.upstream.triton_tensors import TensorCalls
+
+FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
+CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    text: str
+    finish: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+class TritonBackend(Gated):
+    """Credentials are not forwarded: Triton has none to check."""
+
+    http = False
+    speaks = "text"
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        tls: bool,
+        models: ModelNames,
+        embedding_model: str | None,
+        tensors: Tensors,
+        max_concurrency: int,
+        timeouts: Timeouts,
+        clock: Clock,
+        adaptive: bool = True,
+    ) -> None:
+        self.name = name
+        self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
+        self._tensor_calls = TensorCalls(name, address, tls=tls, models=models, timeouts=timeouts)
+        self._models = models
+        self._embedding_model = embedding_model
+        self._tensors = tensors
+        self._timeouts = timeouts
+        self._clock = clock
+        known = [name for name in dict.fromkeys([*models.known, embedding_model]) if name]
+        self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
+        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+
+    async def send(self, request: RequestContext) -> Response:
+        call = request.call
+        if call is None:
+            return await self._tensor_calls.about(request)
+        place = await self._gate.enter(request)
+        try:
+            if call.operation == "infer":
+                response = await self._tensor_calls.infer(request, call, place)
+            elif call.operation == "embeddings":
+                response = await self._embed(request, call)
+            else:
+                response = await self._generate(request, call, place)
+        except InferenceServerException as error:
+            place.leave()
+            raise self._failed(error, self._model_of(call)) from None
+        except BaseException as error:
+            if isinstance(error, BackendError) and error.status == 504:
+                place.overdue()
+            place.leave()
+            raise
+        if response.status == 200:
+            self.hosted.told(self._model_of(call), Condition.READY)
+        if isinstance(response.body, Whole):
+            place.leave()
+        return response
+
+    async def models(self, request: RequestContext) -> list[dict[str, Any]]:
+        names = [*self._models.known, self._embedding_model]
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
+
+    async def ready(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                return bool(await self._client.is_model_ready(self._models.known[0]))
+        except (InferenceServerException, TimeoutError, OSError):
+            return False
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._tensor_calls.close()
+
+    async def _generate(self, request: RequestContext, call: Call, place: Place) -> Response:
+        """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
+        name = self._model_of(call)
+        model = await self.hosted.describe(name)
+        inputs = self.hosted.inputs(model, call.prompt, call.max_tokens)
+        answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
+        pieces = self._pieces(name, model, inputs, request)
+        first = await anext(pieces, None)
+        place.answered(request, 200)
+        return await written_answer(call, place, self._events(first, pieces, answer, call), pieces)
+
+    async def _events(
+        self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call
+    ) -> AsyncGenerator[Event, None]:
+        written: list[str] = []
+        last = piece = first
+        async with aclosing(pieces):
+            for event in answer.start():
+                yield event
+            while piece is not None:
+                last = piece
+                if piece.text:
+                    written.append(piece.text)
+                    yield answer.delta(piece.text)
+                piece = await anext(pieces, None)
+        end = last or _Piece("", None, None, None)
+        for event in answer.finish(
+            end.finish or "stop",
+            end.input_tokens if end.input_tokens is not None else _estimated_tokens(call.prompt),
+            end.output_tokens if end.output_tokens is not None else _estimated_tokens("".join(written)),
+        ):
+            yield event
+
+    async def _pieces(
+        self, name: str, model: Described, inputs: list[triton.InferInput], request: RequestContext
+    ) -> AsyncGenerator[_Piece, None]:
+        """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
+        `StreamBroken` after it. Closing it cancels the inference."""
+        headers = metadata_of(request.upstream_headers())
+        if not model.decoupled:
+            async with self.hosted.in_time(self._timeouts.first_byte):
+                result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
+            yield self._piece(result)
+            return
+        stream = self._client.stream_infer(once(name, inputs, request.id), headers=headers)
+        deadline = self._clock.monotonic() + self._timeouts.total
+        limit, started = self._timeouts.first_byte, False
+        try:
+            while True:
+                try:
+                    async with self.hosted.in_time(min(limit, max(0.0, deadline - self._clock.monotonic()))):
+                        result, error = await anext(stream)
+                    if error is not None:
+                        raise error
+                except StopAsyncIteration:
+                    return
+                except (InferenceServerException, BackendError) as error:
+                    if started:
+                        raise StreamBroken(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
+                    raise
+                response = result.get_response()
+                if response.outputs:
+                    yield self._piece(result)
+                if response.parameters["triton_final_response"].bool_param:
+                    return
+                limit, started = self._timeouts.idle, True
+        finally:
+            stream.cancel()
+
+    def _piece(self, result: triton.InferResult) -> _Piece:
+        answer = result.as_numpy(self._tensors.answer)
+        if answer is None:
+            raise BackendError(
+                f"model '{result.get_response().model_name}' has no output '{self._tensors.answer}'", retryable=False
+            )
+        finish = _scalar(result, FINISH_REASON)
+        return _Piece(
+            text="".join(part.decode("utf-8", "replace") for part in answer.flatten()),
+            finish=finish.decode() if finish else None,
+            input_tokens=_scalar(result, INPUT_TOKENS),
+            output_tokens=_scalar(result, OUTPUT_TOKENS),
+        )
+
+    async def _embed(self, request: RequestContext, call: Call) -> Response:
+        if self._embedding_model is None:
+            raise NotFound(f"backend '{self.name}' has no embedding model")
+        if not call.questions:
+            raise BadRequest("'input' has no text: expected a string or an array of strings", param="input")
+        model = await self.hosted.describe(self._embedding_model)
+        shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
+        texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
+        texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
+        async with self.hosted.in_time(self._timeouts.first_byte):
+            result = await self._client.infer(
+                self._embedding_model, [texts], headers=metadata_of(request.upstream_headers())
+            )
+        vectors = result.as_numpy(self._tensors.embedding)
+        if vectors is None:
+            raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")
+        body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
+        return Response(200, JSON, Whole(body))
+
+    def _model_of(self, call: Call) -> str:
+        if call.operation == "embeddings":
+            return self._embedding_model or ""
+        return self._models.sent_for(call.model) or call.model
+
+    def _failed(self, error: InferenceServerException, model: str) -> BackendError:
+        """Only what Triton says of the request itself goes to the client; another model may still do better."""
+        if "INVALID_ARGUMENT" in str(error.status()):
+            return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
+        condition = condition_told(error)
+        if condition is not None:
+            self.hosted.told(model, condition)
+            if model != self._embedding_model:  # without that one texts are answered all the same
+                return ModelDown(f"model '{model}' of backend '{self.name}' is {condition}")
+        return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
+
+
+def _scalar(result: triton.InferResult, name: str) -> Any:
+    value = result.as_numpy(name)
+    return None if value is None or value.size == 0 else value.flatten()[0:1].tolist()[0]  # Python's own type
+
+
+def _estimated_tokens(text: str) -> int:
+    return -(-len(text) // CHARACTERS_PER_TOKEN)

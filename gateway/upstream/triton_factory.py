@@ -1,0 +1,28 @@
+"""An address of a Triton server as an upstream. Imported where one is configured: gRPC and its messages are large."""
+
+from __future__ import annotations
+
+from gateway.config import TritonBackendConfig
+from gateway.config.upstreams import GrpcUpstream
+from gateway.ports import Clock
+from gateway.upstream.factory import batching, names
+from gateway.upstream.triton_backend import TritonBackend
+from gateway.upstream.upstream import Upstream
+
+
+def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
+    scheme, _, server = address.url.partition("://")
+    backend = TritonBackend(
+        name,
+        server,
+        tls=scheme == "grpcs",
+        models=names(section),
+        embedding_model=section.embedding_model,
+        tensors=section.tensors,
+        max_concurrency=section.max_concurrency,
+        timeouts=section.timeouts,
+        clock=clock,
+        adaptive=section.adaptive,
+    )
+    asked = batching(backend, section, clock, shared=True)  # Triton is shown no credentials
+    return Upstream(asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=names(section))

@@ -1,0 +1,66 @@
+"""A WebSocket to an HTTP backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import aiohttp
+from aiohttp import ClientWSTimeout, WSMsgType
+from yarl import URL
+
+from gateway.context import RequestContext
+from gateway.messages import Closing, Frame
+from gateway.upstream.concurrency_limiter import Place
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+HEARTBEAT_S = 30.0  # a backend that does not answer a ping within half of it is gone
+CLOSE_S = 5.0  # how long it may take to say goodbye
+# The handshake is made anew on each side: keys, versions and extensions are those of one connection.
+HANDSHAKE = frozenset(
+    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
+)
+
+
+class HttpWebSocket:
+    """Implements `Duplex`; holds its place at the gate until it is closed."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, place: Place) -> None:
+        self._socket = socket
+        self._place = place
+
+    @property
+    def protocol(self) -> str | None:
+        return self._socket.protocol
+
+    async def send(self, frame: Frame) -> None:
+        await (self._socket.send_str(frame) if isinstance(frame, str) else self._socket.send_bytes(frame))
+
+    async def receive(self) -> Frame | Closing:
+        message = await self._socket.receive()
+        if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
+            frame: Frame = message.data
+            return frame
+        return Closing(self._socket.close_code or aiohttp.WSCloseCode.OK, str(message.extra or ""))
+
+    async def close(self, closing: Closing) -> None:
+        try:
+            await self._socket.close(code=closing.code, message=closing.reason.encode()[:123])
+        except (ConnectionError, RuntimeError):
+            pass  # it has gone before us
+        finally:
+            self._place.leave()
+
+
+async def open_websocket(
+    session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: RequestContext
+) -> aiohttp.ClientWebSocketResponse:
+    """Raises what `aiohttp` raises; `WSServerHandshakeError` where the backend answers something else."""
+    offered = request.headers.get("sec-websocket-protocol", "")
+    return await session.ws_connect(
+        url,
+        protocols=[name.strip() for name in offered.split(",") if name.strip()],
+        headers=[(name, value) for name, value in headers if name.lower() not in HANDSHAKE],
+        heartbeat=HEARTBEAT_S,
+        max_msg_size=MAX_FRAME_BYTES,
+        timeout=ClientWSTimeout(ws_close=CLOSE_S),
+    )

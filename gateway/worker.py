@@ -1,0 +1,74 @@
+"""A gateway that is one of several workers behind one address: what its supervisor has given it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from gateway.cache.evictor import OF_MEMORY
+from gateway.config import Config
+
+VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`
+FOLDER = "workers"  # in the data directory
+
+
+@dataclass(frozen=True, slots=True)
+class Hired:
+    """Descriptors are of listening sockets, which the supervisor keeps open, and of the pipe that it is told by."""
+
+    number: int
+    workers: int
+    data: int
+    admin: int | None  # the first worker has the admin port
+    told: int
+    store: str  # what `store.url` is
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Hired | None:
+        given = environ.get(VARIABLE)
+        return None if given is None else cls(**json.loads(given))
+
+    def in_words(self) -> str:
+        return json.dumps(asdict(self))
+
+    def applied(self, config: Config) -> Config:
+        """Its part of what the configuration allows a gateway: together the workers keep to it."""
+        store, server, share = config.store, config.server, self.workers
+        budget = store.max_bytes
+        if budget is None and store.url == "embedded":
+            budget = int(OF_MEMORY * store.max_memory)
+        return config.model_copy(
+            update={
+                "data_dir": config.data_dir / FOLDER / str(self.number),
+                "store": store.model_copy(
+                    update={"url": self.store, "max_bytes": budget, "front_size": store.front_size // share}
+                ),
+                "server": server.model_copy(update={"max_inflight": _part(server.max_inflight, share)}),
+                "jobs": config.jobs.model_copy(update={"workers": _part(config.jobs.workers, share)}),
+                "backends": {
+                    name: backend.model_copy(update={"max_concurrency": _part(backend.max_concurrency, share)})
+                    for name, backend in config.backends.items()
+                },
+            }
+        )
+
+    def say(self, word: str) -> None:
+        """To the supervisor: `ready` once it listens, `warm` once its index is complete."""
+        os.write(self.told, f"{word}\n".encode())
+
+
+def data_of(hired: Hired | None) -> socket.socket | None:
+    """What its data port listens on already; None: it is to listen by itself."""
+    return None if hired is None else socket.socket(fileno=hired.data)
+
+
+def admin_of(hired: Hired | None) -> socket.socket | None:
+    """The same of the admin port."""
+    return None if hired is None or hired.admin is None else socket.socket(fileno=hired.admin)
+
+
+def _part(whole: int, share: int) -> int:
+    return -(-whole // share)
