@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from gateway.messages import Body, ByteStream, Closing, EventStream, Frame, Tunnel
-
-if TYPE_CHECKING:
-    from gateway.messages import Duplex
+from gateway.messages import Body, ByteStream, Closing, Duplex, EventStream, Frame, Tunnel
 
 T = TypeVar("T")
 GONE = Closing(1001, "the other side is gone")

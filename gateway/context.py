@@ -1,4 +1,4 @@
-"""What follows from the head of a request alone."""
+"""The request context: what is known of one request on its way through the pipeline, and who handles it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.credentials import TRACING
 from gateway.errors import TooManyInflight
-from gateway.messages import NO_DIRECTIVES, Bypass, CacheDirectives, Call, Embedding, Entry, Response
+from gateway.latency_forecast import Outlook
+from gateway.messages import (
+    NO_DIRECTIVES,
+    Bypass,
+    CacheDirectives,
+    Call,
+    Dialect,
+    Embedding,
+    Entry,
+    Facts,
+    Inspection,
+    Lifetime,
+    Response,
+    Wish,
+)
+from gateway.ports import BodySource, Clock, Judged
+from gateway.principal import Permit
 from gateway.priority import Priority
-
-if TYPE_CHECKING:
-    from gateway.cache.freshness import Lifetime
-    from gateway.cache.judgement import Judged
-    from gateway.input_batch import Gathering
-    from gateway.messages import Dialect, Inspection
-    from gateway.observability.trace_recorder import Traced, UpstreamCall
-    from gateway.ports import BodySource, Clock
-    from gateway.principal import Permit
-    from gateway.response_headers import HeaderTemplate
-    from gateway.routing.latency_forecast import Outlook
-    from gateway.routing.share_controller import Wish
-    from gateway.steps.traffic_log.recorded_request import Facts
+from gateway.trace_recorder import Traced, UpstreamCall
 
 
 class HeadMemo:
@@ -47,7 +51,18 @@ TraceHeaders = Sequence[tuple[str, str]]
 MAX_LINKS = 8  # spans of other requests that a span names
 
 
-OnWritten = Callable[["RequestContext", Response, "HeaderTemplate", bytes, bytes], None]
+OnWritten = Callable[["RequestContext", Response, Any, bytes, bytes], None]
+"""Takes the request, its response, the `HeaderTemplate` of its own headers, the head as a format, and the body."""
+
+
+class InputBatch(Protocol):
+    """Collects the inputs of one request that no cache has: `gateway.input_batch`."""
+
+    async def join(self, request: RequestContext, forward: Handler) -> Response:
+        """The response for this input. Raises what the call to the backend raised."""
+
+    def accounted(self, fingerprint: str) -> None:
+        """This input has come, or has been answered otherwise."""
 
 
 class Inspected(NamedTuple):
@@ -145,7 +160,7 @@ class RequestContext:
         self.stored: Entry | None = None  # the entry that was made of a fresh answer
         self.inspected: Inspected | None = None  # what the dialect read from a fresh answer
         self.stale_available = False  # a stored answer past its time may be served where no backend answers
-        self.gathering: Gathering | None = None  # of one input of several: collects those that no cache has
+        self.gathering: InputBatch | None = None  # of one input of several: collects those that no cache has
         self.lease = 0  # the token under which the backend is called for all gateways on the store; 0: none
 
         self.deadline: float | None = None  # when the whole answer is due

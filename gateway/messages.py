@@ -1,11 +1,14 @@
-"""Where an answer came from, and the typed reasons of what the gateway did and did not do."""
+"""Calls, responses, stored entries, and the dialects that read and write them.
+
+A value here never changes once it is made. Where one is made for each request it is a dataclass that is not frozen:
+the constructor of a frozen one takes two to four times as long."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -532,3 +535,84 @@ class Dialect(Protocol):
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """What ends a stream that broke after its first byte."""
+
+
+class Aged(Protocol):
+    """A stored answer, as far as its age goes."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def created(self) -> float:
+        """Wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a policy lets answers live; seconds."""
+
+    ttl_s: float
+    jitter: float = 0.0  # share of the TTL, in [0, 1], by up to which an entry's own is shorter
+    revalidate_s: float = 0.0  # after the TTL: served once more while it is fetched anew (RFC 5861)
+    error_s: float = 0.0  # after the TTL: served where no backend answers (RFC 5861)
+
+    @property
+    def longest_s(self) -> float:
+        """After which nobody has a use for an entry."""
+        return self.ttl_s + max(self.revalidate_s, self.error_s)
+
+    def ttl_of(self, entry: Aged) -> float:
+        """The entry's own: what was stored together does not expire together. It follows from the fingerprint, so that
+        all replicas agree."""
+        if self.jitter == 0.0:
+            return self.ttl_s
+        return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the rule asks for, budgets and failures aside."""
+
+    large: bool
+    threshold: float  # the score above which the large model is wanted now, in [0, 1]
+    carried: float | None = None  # what the next of equal scores adds its part to, in [0, 1); None: nothing new
+
+
+class Given(NamedTuple):
+    """What is known of a request before anything is decided. Digests are keyed, 16 bytes; durations are seconds."""
+
+    path: str
+    model: str
+    dialect: str
+    operation: str
+    headers: tuple[tuple[str, str], ...]  # those that the policy in force matched by
+    tenant: bytes
+    user: bytes  # of the body; empty: none
+    canonical: bytes  # of all that decides the answer
+    context: bytes  # of all but the question
+    question: bytes | None  # None: nothing is matched by similarity
+    no_store: bool
+    no_cache: bool
+    only_if_cached: bool
+    max_age_s: float | None
+    min_fresh_s: float
+    uncached: str | None  # why its answer is neither kept nor looked for
+    inputs: bool  # it has several, which are answered apart
+    stream: bool
+    input_tokens: int  # as estimated from its text
+    max_tokens: int | None
+    temperature: float | None
+    roles: tuple[str, ...]
+    budget_s: float | None  # the client's own
+    patient: bool  # a job: no budget
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a request that is recorded: what is known of it before anything is decided."""
+
+    plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
+    given: Given
+    question: str | None  # in memory alone
+    keeps_prompt: bool

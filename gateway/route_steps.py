@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.adapters.embedding.batching import BatchingEmbedder
-from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.scoring import Scorer, floor_of
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import dialect_of, shape_of_errors
 from gateway.inflight import Inflight
-from gateway.messages import Entry
+from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
 from gateway.parts import Parts
 from gateway.routing.answer_checks import Checks

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.judgement import MAX_CANDIDATES, Judged
+from gateway.cache.judgement import MAX_CANDIDATES, observation_of
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.ports import Acceptance, Embedder
+from gateway.ports import Acceptance, Embedder, Judged
 from quality.decision import Decision, Stored
 from quality.labels import Labels
 from quality.streams import order
@@ -111,7 +111,7 @@ class Replay:
             else:
                 if chosen is not None and chosen.opinion.veto is None:
                     # The fresh answer tells, for nothing, whether the neighbour's would have been right.
-                    control.learn(chosen.observed(self._label(request, chosen)))
+                    control.learn(observation_of(chosen, self._label(request, chosen)))
                 cache.add(request)
         end = control.threshold(Acceptance(max_wrong_hits=budget))
         return Run(asked, stored, repeated, audited, int(cache.held.sum()), end)
@@ -136,7 +136,7 @@ class Replay:
         label = self._label(request, chosen)
         control.audited(label, chance)
         if not chosen.verbatim:
-            control.learn(chosen.observed(label))
+            control.learn(observation_of(chosen, label))
         return True
 
 

@@ -15,10 +15,10 @@ from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
+from gateway.latency_forecast import Outlook
 from gateway.limits import Limits
 from gateway.messages import Call, Embedding
 from gateway.ports import Clock
-from gateway.routing.latency_forecast import Outlook
 from gateway.routing.tier_controller import rule_of
 from gateway.routing.tier_selection import Decision
 

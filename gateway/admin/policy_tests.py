@@ -21,15 +21,17 @@ from gateway.credentials import ANONYMOUS
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest
+from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.backend_choice import Deciding, Scorer
+from gateway.ports import ComplexityScorer
+from gateway.routing.backend_choice import Deciding
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.tier_learning import Escalations
 from gateway.steps.parse_and_route import apply_route
-from gateway.upstream.latency import Asked, Prediction
+from gateway.upstream.latency import Asked
 
 MAX_S = 5.0  # of all expectations of a policy: a swap waits for them
 
@@ -60,6 +62,7 @@ class Given:
     """The complexity that the expectation states."""
 
     complexity: float
+    basis = "as stated"
 
     def score(self, text: str, max_tokens: int | None, vector: Any) -> float:
         return self.complexity
@@ -100,7 +103,7 @@ class Rehearsal:
         request, call = request_of(wrapped, Still(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        scorer: Scorer = self._by_text if expectation.complexity is None else Given(expectation.complexity)
+        scorer: ComplexityScorer = self._by_text if expectation.complexity is None else Given(expectation.complexity)
         clock, telemetry = Still(), Telemetry()
         promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
         decision = Deciding(route, self._pools, promises, escalations, clock, scorer, _first).decide(request)

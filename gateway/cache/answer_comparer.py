@@ -11,13 +11,12 @@ from functools import partial
 
 from gateway.cache.answer_similarity import comparable, compare, same_text
 from gateway.cache.embedding_similarity import similarity
-from gateway.cache.judgement import Judged
 from gateway.cache.labels import Labels
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.messages import Call, Entry
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Embedder
+from gateway.ports import Embedder, Judged
 
 LOG = logging.getLogger("nearhit.quality")
 # Time that learning leaves to requests, as a multiple of what it takes. Measured on two busy cores, with a queue that

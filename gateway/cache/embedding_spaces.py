@@ -19,8 +19,7 @@ from gateway.cache.labels import Labels
 from gateway.cache.learned_state import Learning
 from gateway.cache.memory_cache import FrontStore
 from gateway.cache.threshold.controls import Controls
-from gateway.ports import Embedder, ResponseStore, VectorIndex, Verifier
-from gateway.routing.complexity import ComplexityModel
+from gateway.ports import ComplexityScorer, Embedder, ResponseStore, VectorIndex, Verifier
 
 MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB
 
@@ -69,7 +68,7 @@ class Space:
     behind: ResponseStore
     verifier: Verifier
     controls: Controls
-    complexity: ComplexityModel
+    complexity: ComplexityScorer
     labels: Labels
     comparisons: Comparisons
     audits: Audits

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from gateway.cache.judgement import Judged
 from gateway.messages import Bypass, Refusal
-from gateway.ports import Acceptance, Opinion
+from gateway.ports import Acceptance, Judged, Opinion
 
 
 @dataclass(frozen=True, slots=True)

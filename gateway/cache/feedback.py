@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
-
-MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
+from gateway.ports import MAX_COUNTEREXAMPLES
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, W
 from gateway.streams import Flow, Tap, flow_of, pour, told
 
 if TYPE_CHECKING:
-    from gateway.observability.trace_recorder import Traced
+    from gateway.trace_recorder import Traced
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster

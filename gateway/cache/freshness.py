@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from gateway.messages import CacheDirectives
+from gateway.messages import Aged, CacheDirectives, Lifetime
 
 FAILED = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
+
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
-
-
-class Aged(Protocol):
-    """A stored answer, as far as its age goes."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def created(self) -> float:
-        """Wall clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """How long a policy lets answers live; seconds."""
-
-    ttl_s: float
-    jitter: float = 0.0  # share of the TTL, in [0, 1], by up to which an entry's own is shorter
-    revalidate_s: float = 0.0  # after the TTL: served once more while it is fetched anew (RFC 5861)
-    error_s: float = 0.0  # after the TTL: served where no backend answers (RFC 5861)
-
-    @property
-    def longest_s(self) -> float:
-        """After which nobody has a use for an entry."""
-        return self.ttl_s + max(self.revalidate_s, self.error_s)
-
-    def ttl_of(self, entry: Aged) -> float:
-        """The entry's own: what was stored together does not expire together. It follows from the fingerprint, so that
-        all replicas agree."""
-        if self.jitter == 0.0:
-            return self.ttl_s
-        return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
 
 
 @dataclass(slots=True)

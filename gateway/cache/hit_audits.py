@@ -12,7 +12,7 @@ from gateway.body_streams import drain
 from gateway.cache.answer_comparer import Comparisons
 from gateway.cache.answer_judge import Judge
 from gateway.cache.audit_calls import AuditCalls
-from gateway.cache.judgement import Judged
+from gateway.cache.judgement import relation_between
 from gateway.cache.labels import Labels
 from gateway.cache.threshold.controls import Controls
 from gateway.cache.threshold.wrong_hits import Label
@@ -21,7 +21,7 @@ from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import Refused, StreamBroken
 from gateway.messages import NO_CACHE, Bypass, Entry
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock
+from gateway.ports import Clock, Judged
 
 LOG = logging.getLogger("nearhit.quality")
 
@@ -92,7 +92,7 @@ class Audits:
         self._controls.of(request.route).audited(label, chosen.chance)
         self._labels.tell(request.route, judged, label, "audit")
         if label is Label.WRONG:
-            await self._labels.refute(judged.relation)
+            await self._labels.refute(relation_between(judged))
         self._telemetry.audits.add(request.route, label)  # last: who counts it finds all of the above done
 
     async def _fresh(self, chosen: _Chosen) -> Entry | None:

@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gateway.cache.feedback import Relation, relation_of
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.messages import Entry, Refusal, Vector
-from gateway.ports import Opinion
+from gateway.messages import Refusal
+from gateway.ports import VERBATIM, Held, Judged, Opinion
 
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
 MAX_CANDIDATES = 4
-# So near the threshold, a closer look is worth its milliseconds: of the lookups of the
-# development stream 11 % were, of banking77, where most questions have a neighbour, 28 %.
-GRAY = 0.05
 
 
-VERBATIM = Opinion(1.0, 1.0)
-"""Of a candidate whose question differs in spaces alone."""
+def relation_between(judged: Judged) -> Relation:
+    """The question that was asked and the stored answer, as feedback names them."""
+    return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
 
 
-@dataclass(slots=True)
-class Held:
-    """A candidate held against its route's threshold. `reason` None: it may be served."""
-
-    similarity: float
-    opinion: Opinion
-    threshold: float
-    score: float  # the opinion's, moved by what the route has learnt near this question
-    probability: float  # that the stored answer is right, by the route's own labels
-    reason: Refusal | None
-
-    @property
-    def verbatim(self) -> bool:
-        """The very same words: there is nothing to be doubted, and nothing to be learnt."""
-        return self.opinion is VERBATIM
-
-    @property
-    def gray(self) -> bool:
-        """Neither clear: too near the threshold for the first opinion."""
-        return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
-
-
-@dataclass(slots=True)
-class Judged(Held):
-    """The same of a stored answer and a question."""
-
-    entry: Entry
-    question: str  # that was asked
-    vector: Vector  # of it
-
-    @property
-    def relation(self) -> Relation:
-        return relation_of(self.entry.scope, self.question, self.entry.fingerprint)
-
-    def observed(self, label: Label) -> Observation:
-        return Observation(self.vector, self.score, self.opinion.probability, label)
+def observation_of(judged: Judged, label: Label) -> Observation:
+    return Observation(judged.vector, judged.score, judged.opinion.probability, label)
 
 
 def hold(

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 
 from gateway.cache.feedback import Counterexamples, Relation
-from gateway.cache.judgement import Judged
+from gateway.cache.judgement import observation_of
 from gateway.cache.threshold.controls import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import CounterexampleStore
+from gateway.ports import CounterexampleStore, Judged
 
 LOG = logging.getLogger("nearhit.quality")
 
@@ -42,7 +42,7 @@ class Labels:
         nothing of how far wordings may differ."""
         self._telemetry.labels.add(route, source, label)
         if not judged.verbatim:
-            self._controls.of(route).learn(judged.observed(label))
+            self._controls.of(route).learn(observation_of(judged, label))
             self._recorded(route, judged, label)
 
     async def refute(self, relation: Relation) -> bool:

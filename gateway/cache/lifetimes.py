@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.cache.freshness import Lifetime
 from gateway.config.policy.model import Route
+from gateway.messages import Lifetime
 
 
 def exact_lifetime(route: Route) -> Lifetime | None:

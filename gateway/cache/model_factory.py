@@ -13,6 +13,7 @@ from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.acceptance import ThresholdVerifier
+from gateway.cache.calibration import WEIGHTS
 from gateway.cache.learned_verifier import LearnedVerifier, load_weights
 from gateway.cache.two_stage_verifier import CrossEncoder, ThoroughVerifier
 from gateway.config import Verifier as VerifierConfig
@@ -51,7 +52,13 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
     module = importlib.import_module("gateway.adapters.triton.encoder")
     tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
     encoder: TextEncoder = module.TritonEncoder(
-        config.url, config.model, tokenizer, timeout_s=config.timeout, clock=SystemClock(), data_dir=data_dir
+        config.url,
+        config.model,
+        tokenizer,
+        timeout_s=config.timeout,
+        clock=SystemClock(),
+        weights=WEIGHTS,
+        data_dir=data_dir,
     )
     return encoder
 
@@ -78,13 +85,19 @@ def _cross_encoder(
         module = importlib.import_module("gateway.adapters.triton.cross_encoder")  # as `_triton_encoder`
         tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
         closer: CrossEncoder = module.TritonCrossEncoder(
-            section.url, section.model, tokenizer, timeout_s=section.timeout, clock=SystemClock(), data_dir=data_dir
+            section.url,
+            section.model,
+            tokenizer,
+            timeout_s=section.timeout,
+            clock=SystemClock(),
+            weights=WEIGHTS,
+            data_dir=data_dir,
         )
         return closer
     # It reads the word embeddings of the model that it was trained with.
     if embedder.adapter != "onnx" or embedder.model != MODEL:
         return None
-    return OnnxCrossEncoder(model_dir_of(embedder))
+    return OnnxCrossEncoder(model_dir_of(embedder), WEIGHTS)
 
 
 def model_dir_of(config: EmbeddingModel) -> Path:

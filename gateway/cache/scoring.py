@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.frame_opinion import of_what_varies
-from gateway.cache.judgement import VERBATIM, Judged, best, hold, same_words
+from gateway.cache.judgement import best, hold, same_words
 from gateway.cache.templates import Varying, varying
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Refusal
-from gateway.ports import Acceptance, Candidate, Embedder, Opinion, Verifier
+from gateway.ports import VERBATIM, Acceptance, Candidate, Embedder, Judged, Opinion, Verifier
 
 Near = tuple[Entry, float]
 """A stored answer, and the similarity of its question in [0, 1]."""

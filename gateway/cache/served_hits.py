@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.judgement import Judged
+from gateway.ports import Judged
 
 # A vector, a question that was read whole, and the entry that was served: some 15 MB with entries of 1 kB.
 MAX_SERVED = 5_000

@@ -15,7 +15,7 @@ from gateway.context import RequestContext
 from gateway.messages import Provenance
 
 if TYPE_CHECKING:
-    from gateway.cache.judgement import Judged
+    from gateway.ports import Judged
 
 Values = Callable[[RequestContext, Provenance | None], Sequence[Any]]
 """What a field's slots are filled with."""

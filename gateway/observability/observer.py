@@ -15,11 +15,11 @@ from gateway.observability.request_series import AllSeries, RequestSeries
 from gateway.observability.sampler import Tracing
 from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
-from gateway.observability.trace_recorder import Traced
 from gateway.ports import Clock
+from gateway.trace_recorder import Traced
 
 if TYPE_CHECKING:
-    from gateway.steps.traffic_log.recorded_request import Facts
+    from gateway.messages import Facts
 
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer

@@ -10,16 +10,16 @@ from typing import Protocol
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.messages import Call, Vector
-from gateway.ports import Clock
+from gateway.latency_forecast import Outlook, Prediction, Remaining
+from gateway.messages import Call
+from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import applies
-from gateway.routing.latency_forecast import Outlook, Remaining
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import EMBEDDINGS, BackendTraits, Signals, select
 from gateway.routing.tier_learning import Escalations
 from gateway.routing.tier_selection import Decision, fits, only
 from gateway.routing.traffic_split import resolved
-from gateway.upstream.latency import Asked, Prediction
+from gateway.upstream.latency import Asked
 from gateway.upstream.session_affinity import sticky_key
 from gateway.upstream.upstream import asked_of
 
@@ -32,12 +32,6 @@ class Prospect(BackendTraits, Protocol):
     def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None: ...
 
 
-class Scorer(Protocol):
-    """What judges how hard a request is: a `ComplexityModel`."""
-
-    def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float: ...
-
-
 class Deciding:
     """Of one route. `complexity` judges how hard a request is; `draw`: numbers in [0, 1)."""
 
@@ -48,7 +42,7 @@ class Deciding:
         promises: Promises,
         escalations: Escalations,
         clock: Clock,
-        complexity: Scorer,
+        complexity: ComplexityScorer,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._route = route

@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config.policy.targets import Check
+from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
-from gateway.routing.latency_forecast import Remaining
 from gateway.routing.tier_selection import Decision, fits
-from gateway.upstream.latency import Prediction
 
 # Of extra samples, where the client asks for less: what self-consistency was measured with (Wang et al., "Self-
 # Consistency Improves Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).

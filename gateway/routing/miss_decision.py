@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.config.policy.model import Late, Target
+from gateway.latency_forecast import Prediction, Remaining
+from gateway.messages import Wish
 from gateway.routing.cascade_policy import tried_first
-from gateway.routing.latency_forecast import Remaining
-from gateway.routing.share_controller import Wish
 from gateway.routing.tier_selection import Decision, choose, relieved
-from gateway.upstream.latency import Prediction
 
 
 def thresholds_of(target: Target, wish: Wish | None) -> Sequence[float]:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
-from gateway.messages import Choice
-from gateway.routing.latency_forecast import Remaining
+from gateway.latency_forecast import Prediction, Remaining
+from gateway.messages import Choice, Wish
 from gateway.routing.miss_decision import decided
-from gateway.routing.share_controller import Wish
 from gateway.routing.tier_selection import Decision, only
 from gateway.routing.traffic_split import with_fallbacks
-from gateway.upstream.latency import Prediction
 
 EMBEDDINGS = "embeddings"
 UNBOUNDED = Remaining()

@@ -22,26 +22,20 @@ DEPTH requests: then a stretch is off by at most band * n + 2 * DEPTH + 2, and b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from gateway.messages import Wish
 from gateway.routing.score_window import Scores
 
 HOUR_S = 3600.0
+
 DEPTH = 5.0  # requests: a run of hard ones need not wait, and 200 requests are within 4.5 points of a share of 30 %
+
 BAND = 0.02  # of the requests, at most; of small and of large shares a tenth, so that 1 % does not become 3 %
+
 # Of an hour's requests, over which a debt is paid back, and never over fewer than these. On even scores at 1,200 an
 # hour 92 % of those chosen are an oracle's with .1 and with .25, 91 % with .05; where a fifth must be light, .25 leaves
 # the share 1 point short, .1 half a point (tests/routing/test_threshold.py has both streams).
 REPAID, LEAST_REPAID = 0.1, 50.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the rule asks for, budgets and failures aside."""
-
-    large: bool
-    threshold: float  # the score above which the large model is wanted now, in [0, 1]
-    carried: float | None = None  # what the next of equal scores adds its part to, in [0, 1); None: nothing new
 
 
 def band_of(share: float) -> float:

@@ -12,10 +12,11 @@ import numpy as np
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
+from gateway.messages import Wish
 from gateway.routing.calibration import BANDS, Calibration, Fit, Floats
 from gateway.routing.quality_retention import Kept, Routed, threshold_for
 from gateway.routing.score_window import CAPACITY, Scores
-from gateway.routing.share_controller import ShareThreshold, Spent, Wish
+from gateway.routing.share_controller import ShareThreshold, Spent
 
 VERSION = 1
 REFRESH_EVERY = 20  # requests between two looks at the threshold of `quality`, and at how labels fade: 0.3 ms each

@@ -9,9 +9,9 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.threshold.route_control import Said
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
+from gateway.messages import Wish
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.share_controller import Wish
 from gateway.routing.tier_controller import RouteEscalation
 
 MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB

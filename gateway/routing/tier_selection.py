@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gateway.config.policy.model import Late, Target
+from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice
-from gateway.routing.latency_forecast import Remaining
-from gateway.upstream.latency import Prediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 from gateway.cache.cluster_leases import Leasing
-from gateway.cache.freshness import Lifetime, freshness_of
+from gateway.cache.freshness import freshness_of
 from gateway.cache.hit_for_miss import Unstorable
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
-from gateway.messages import Bypass, Provenance, Response, Verdict
+from gateway.messages import Bypass, Lifetime, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearStore
 from gateway.routing.budget import patience_s

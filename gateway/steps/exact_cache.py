@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.body_streams import close_body, drain
-from gateway.cache.freshness import FAILED, Freshness, Lifetime, freshness_of
+from gateway.cache.freshness import FAILED, Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable, StreamBroken
-from gateway.messages import NO_CACHE, Bypass, Entry, Response, Verdict
+from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearStore
 from gateway.tasks import Background

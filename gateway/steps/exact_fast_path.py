@@ -19,19 +19,18 @@ from typing import Any
 from aiohttp.helpers import rfc822_formatted_time
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.freshness import Freshness, Lifetime, freshness_of
+from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import provenance_of
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
-from gateway.messages import NO_DIRECTIVES, Dialect, Entry, Provenance, Response, Verdict, Whole
+from gateway.messages import NO_DIRECTIVES, Dialect, Entry, Facts, Lifetime, Provenance, Response, Verdict, Whole
 from gateway.observability.observer import CLIENT_CLOSED, Observer
 from gateway.observability.request_series import RequestSeries
 from gateway.ports import Clock, NearStore
 from gateway.principal import Permit
 from gateway.response_headers import HeaderTemplate
 from gateway.steps.parse_and_route import RouteTable
-from gateway.steps.traffic_log.recorded_request import Facts
 
 MAX_KNOWN = 4096
 # Of requests, and of answers in a form that is not the stored one: streams, and wholes put together from them. What

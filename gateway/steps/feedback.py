@@ -15,6 +15,7 @@ import orjson
 
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.judgement import relation_between
 from gateway.cache.served_hits import Served, ServedHits
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
@@ -55,7 +56,7 @@ class Verdicts:
         if not served.told:
             self._memory.served.tell(tenant, request_id)
             self._learn(served, verdict)
-        kept = verdict != "wrong" or await self._spaces.serving.labels.refute(served.judged.relation)
+        kept = verdict != "wrong" or await self._spaces.serving.labels.refute(relation_between(served.judged))
         return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
 
     def _of_a_model(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:

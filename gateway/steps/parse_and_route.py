@@ -13,10 +13,9 @@ from gateway.cache.keys import keys_of, owner_of
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext, resolved
 from gateway.credentials import TRACING
-from gateway.messages import Bypass, Call, Dialect, Response
+from gateway.messages import Bypass, Call, Dialect, Facts, Response
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
-from gateway.steps.traffic_log.recorded_request import Facts
 
 # A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
 # together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the

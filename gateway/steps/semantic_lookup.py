@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.cache.freshness import Freshness, Lifetime, freshness_of
+from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.cache.inflight_questions import Question
 from gateway.cache.judgement import MAX_CANDIDATES
@@ -20,7 +20,7 @@ from gateway.cache.threshold.controls import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
-from gateway.messages import Embedding, Entry, Neighbour, Refusal, Response, Verdict
+from gateway.messages import Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearStore, VectorIndex
 from gateway.steps.feedback import Memory

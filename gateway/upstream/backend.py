@@ -13,13 +13,14 @@ from typing import Any
 from gateway.circuit_breaker import State
 from gateway.context import Crowd, RequestContext
 from gateway.errors import BackendError, GivenUp, RateLimited
+from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.upstream.hedge_policy import HedgeRules
 from gateway.upstream.hedging import Asked as AskedOf
 from gateway.upstream.hedging import Hedging
-from gateway.upstream.latency import CONFIDENCE, Asked, Prediction
+from gateway.upstream.latency import CONFIDENCE, Asked
 from gateway.upstream.load_balancer import UNKNOWN_S, Candidate, cheaper_of_two, sticky
 from gateway.upstream.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
 from gateway.upstream.outlier_ejection import eject_if_outlier

@@ -10,23 +10,31 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
+from gateway.latency_forecast import Prediction
 from gateway.upstream.ratio_sketch import Ratios
 from gateway.upstream.regression import Trend
 
 HALF_LIFE_S = 60.0  # of knowing an upstream at all, and of how slow it is of late
+
 SHAPE_HALF_LIFE_S = 600.0  # of what answers depend on, and of how they spread: that changes slowly
+
 # Below this weight the past says too little. An upstream that is shunned for its latency therefore becomes unknown
 # again after some half-lives, is tried once more, and so can be found to have recovered.
 MIN_WEIGHT = 0.5
+
 CONFIDENCE = 0.95
+
 ASSUMED_OUTPUT_TOKENS = 256.0
+
 OUTPUT_SIZES = (64, 256, 1024)  # max_tokens up to which answers count as of one size
+
 LOADS = (2, 4, 8, 16, 32, 64, 128)  # beyond each of them another call may wait longer than before
+
 KINDS = 256  # of route and size that are told apart; beyond it the longest unused one is forgotten
+
 SMALLEST_S = 1e-6
 
 
@@ -41,15 +49,6 @@ class Asked(NamedTuple):
     @property
     def kind(self) -> tuple[str, int]:
         return self.route, _size(self.max_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Upper bounds in seconds, each kept with the confidence that was asked for."""
-
-    ttft_s: float
-    tpot_s: float  # 0 for answers that come in one piece
-    total_s: float
 
 
 class Levels:
@@ -217,7 +216,9 @@ def _first(asked: Asked, load: int) -> list[float]:
 
 
 _FIRST = 3 + len(LOADS)
+
 _NONE = [0.0] * _FIRST
+
 _SIZE = _FIRST + 2  # and each output token, and what each call ahead adds to it
 
 

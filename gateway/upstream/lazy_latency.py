@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.upstream.latency import CONFIDENCE, HALF_LIFE_S, Asked, LatencyBook, Prediction
+from gateway.latency_forecast import Prediction
+from gateway.upstream.latency import CONFIDENCE, HALF_LIFE_S, Asked, LatencyBook
 
 # What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
 UNREAD = 128

@@ -20,8 +20,8 @@ from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, Response, TextAnswer, Whole
-from gateway.observability.trace_context import metadata_of
 from gateway.ports import Clock, Condition
+from gateway.trace_context import metadata_of
 from gateway.upstream.concurrency_limiter import Gate, Place
 from gateway.upstream.limited_backend import Gated
 from gateway.upstream.text_stream import JSON, written_answer

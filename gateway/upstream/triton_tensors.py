@@ -27,8 +27,8 @@ from gateway.dialects.kserve_message import Inference, pack
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Response, Whole
-from gateway.observability.trace_context import metadata_of
 from gateway.ports import Condition
+from gateway.trace_context import metadata_of
 from gateway.upstream.concurrency_limiter import Place
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message: it is in memory as a whole

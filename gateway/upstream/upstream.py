@@ -14,14 +14,15 @@ from gateway.circuit_breaker import Breaker, State
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
+from gateway.latency_forecast import Prediction
 from gateway.messages import Call, Event, EventStream, Response, Whole
 from gateway.observability.metrics import Tally
 from gateway.observability.telemetry import Telemetry
-from gateway.observability.trace_recorder import BROKEN, UpstreamCall
 from gateway.ports import Clock, HostedModels
 from gateway.streams import Tap, tapped, with_end
+from gateway.trace_recorder import BROKEN, UpstreamCall
 from gateway.upstream.backoff import Waits, limits_in, wait_s
-from gateway.upstream.latency import Asked, Prediction
+from gateway.upstream.latency import Asked
 from gateway.upstream.lazy_latency import UnreadBook
 from gateway.upstream.load_balancer import PeakEwma
 from gateway.upstream.outcomes import failed

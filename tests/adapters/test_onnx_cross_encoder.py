@@ -30,7 +30,7 @@ TOLERANCE = 0.5  # of a logit: int8 kernels of another processor round otherwise
 
 @pytest.fixture(scope="module")
 def cross() -> OnnxCrossEncoder:
-    return OnnxCrossEncoder(MODEL_DIR)
+    return OnnxCrossEncoder(MODEL_DIR, WEIGHTS)
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ async def test_what_lies_in_deploy_is_what_the_command_writes(name: str) -> None
 
 
 async def test_logits_are_near_those_in_process_and_do_not_depend_on_what_else_is_asked(served: FloatTriton) -> None:
-    there, here = await asyncio.to_thread(cross_encoder, served.url), OnnxCrossEncoder(MODEL_DIR)
+    there, here = await asyncio.to_thread(cross_encoder, served.url), OnnxCrossEncoder(MODEL_DIR, WEIGHTS)
     alone = [(await asyncio.to_thread(there.score, pair["asked"], [pair["stored"]]))[0] for pair in GOLDEN]
     for pair, logit in zip(GOLDEN, alone, strict=True):
         assert logit == pytest.approx(here.score(pair["asked"], [pair["stored"]])[0], abs=0.5), "int8 there or not"
@@ -109,7 +109,13 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
 ) -> None:
     def made(url: str) -> TritonCrossEncoder:
         return TritonCrossEncoder(
-            url, CROSS_ENCODER, TOKENIZER, timeout_s=30.0, clock=FakeClock(), data_dir=tmp_path / "data"
+            url,
+            CROSS_ENCODER,
+            TOKENIZER,
+            timeout_s=30.0,
+            clock=FakeClock(),
+            weights=WEIGHTS,
+            data_dir=tmp_path / "data",
         )
 
     there = await asyncio.to_thread(made, served.url)

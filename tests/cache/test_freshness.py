@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.freshness import Lifetime, freshness_of
-from gateway.messages import CacheDirectives
+from gateway.cache.freshness import freshness_of
+from gateway.messages import CacheDirectives, Lifetime
 from tests.fixtures.entries import entry_of
 
 ANY = CacheDirectives()

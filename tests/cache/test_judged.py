@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.judgement import VERBATIM, Held, best, hold, same_words
+from gateway.cache.judgement import best, hold, same_words
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
-from gateway.ports import Acceptance, Opinion
+from gateway.ports import VERBATIM, Acceptance, Held, Opinion
 from tests.fixtures.entries import judged_of
 
 CONTROL = RouteControl([(0.5, 0.02)] * BANDS, "basis")

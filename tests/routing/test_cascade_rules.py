@@ -18,6 +18,7 @@ from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, defaul
 from gateway.cache.answer_similarity import joined, passages
 from gateway.dialects.odds import OpenAIOdds, odds_of
 from gateway.dialects.openai import CHAT, OpenAI
+from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
 from gateway.routing.cascade_policy import (
     SAMPLE_TEMPERATURE,
@@ -30,9 +31,7 @@ from gateway.routing.cascade_policy import (
     tried_first,
 )
 from gateway.routing.grader_prompt import MAX_CHARACTERS, grade_of, grade_prompt
-from gateway.routing.latency_forecast import Remaining
 from gateway.routing.tier_selection import Decision
-from gateway.upstream.latency import Prediction
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 

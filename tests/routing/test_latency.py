@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.latency import HALF_LIFE_S, KINDS, Asked, LatencyBook, Levels, Prediction
+from gateway.latency_forecast import Prediction
+from gateway.upstream.latency import HALF_LIFE_S, KINDS, Asked, LatencyBook, Levels
 from gateway.upstream.ratio_sketch import PRIOR_WEIGHT, RATIO, REACH, Ratios
 from gateway.upstream.regression import Trend
 

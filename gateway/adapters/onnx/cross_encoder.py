@@ -18,7 +18,6 @@ import onnxruntime
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE
 from gateway.adapters.onnx.pair_tokenizer import PairReader, joined
 from gateway.adapters.onnx.word_table import load_word_table
-from gateway.cache.learned_verifier import WEIGHTS
 from gateway.weight_files import WeightsCorrupt
 
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
@@ -34,7 +33,7 @@ class OnnxCrossEncoder:
 
     threads = 1
 
-    def __init__(self, model_dir: Path, weights: Path = WEIGHTS) -> None:
+    def __init__(self, model_dir: Path, weights: Path) -> None:
         about, graph = _checked(weights)
         self.digest = str(about["sha256"])
         self._table = load_word_table(model_dir)

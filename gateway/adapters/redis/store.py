@@ -22,11 +22,10 @@ from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.put_script import PUT, packed_put
 from gateway.adapters.redis.records import RecordInvalid, decode, encode, worth_of
 from gateway.adapters.redis.store_client import Guard
-from gateway.cache.feedback import MAX_COUNTEREXAMPLES
 from gateway.circuit_breaker import State
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
-from gateway.ports import ChangeKind, Clock, StoredVector, StoreStats
+from gateway.ports import MAX_COUNTEREXAMPLES, ChangeKind, Clock, StoredVector, StoreStats
 
 LOG = logging.getLogger("nearhit.store")
 COUNTEREXAMPLES = PREFIX + "counterexamples"

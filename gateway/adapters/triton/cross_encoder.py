@@ -17,7 +17,6 @@ from gateway.adapters.onnx.model_files import ModelMissing
 from gateway.adapters.onnx.pair_tokenizer import PairReader, joined
 from gateway.adapters.triton.metadata_cache import Remembered, TritonMemory
 from gateway.adapters.triton.model import Form, Matrix, Row, TritonModel
-from gateway.cache.learned_verifier import WEIGHTS
 from gateway.errors import StartFailed
 from gateway.ports import Clock
 from gateway.weight_files import WeightsCorrupt
@@ -53,7 +52,7 @@ class TritonCrossEncoder:
         *,
         timeout_s: float,
         clock: Clock,
-        weights: Path = WEIGHTS,
+        weights: Path,
         data_dir: Path | None = None,
     ) -> None:
         pairs, expected, self.digest = _reference(weights)

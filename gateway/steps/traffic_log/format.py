@@ -14,11 +14,18 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from gateway.messages import Given
+
 MAGIC, VERSION = "nearhit traffic", 1
+
 SUFFIX = ".segment"
+
 _FRAME = struct.Struct(">II")
+
 MAX_FRAME = 2**30  # a length beyond this is no length
+
 REQUEST, LABEL = 0, 1  # the first value of a row
+
 _ODD = "surrogatepass"  # of text that is no UTF-8: headers are what clients send
 
 
@@ -61,35 +68,6 @@ class Hit(NamedTuple):
     seconds: float  # that it took to come when it was fetched
 
 
-class Given(NamedTuple):
-    """What is known of a request before anything is decided. Digests are keyed, 16 bytes; durations are seconds."""
-
-    path: str
-    model: str
-    dialect: str
-    operation: str
-    headers: tuple[tuple[str, str], ...]  # those that the policy in force matched by
-    tenant: bytes
-    user: bytes  # of the body; empty: none
-    canonical: bytes  # of all that decides the answer
-    context: bytes  # of all but the question
-    question: bytes | None  # None: nothing is matched by similarity
-    no_store: bool
-    no_cache: bool
-    only_if_cached: bool
-    max_age_s: float | None
-    min_fresh_s: float
-    uncached: str | None  # why its answer is neither kept nor looked for
-    inputs: bool  # it has several, which are answered apart
-    stream: bool
-    input_tokens: int  # as estimated from its text
-    max_tokens: int | None
-    temperature: float | None
-    roles: tuple[str, ...]
-    budget_s: float | None  # the client's own
-    patient: bool  # a job: no budget
-
-
 class Recorded(NamedTuple):
     """One request and what became of it."""
 
@@ -130,7 +108,9 @@ class Labelled(NamedTuple):
 
 
 Row = Recorded | Labelled
+
 _INNER = [(Recorded._fields.index(name), form) for name, form in (("given", Given), ("answer", Answer), ("hit", Hit))]
+
 _CONSIDERED = Recorded._fields.index("considered")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,14 +13,17 @@ from gateway.cache.templates import framed
 from gateway.config.policy.model import Policy, Recording
 from gateway.context import RequestContext
 from gateway.credentials import SECRET
-from gateway.messages import CacheDirectives, Call, Provenance, Verdict
+from gateway.messages import CacheDirectives, Call, Facts, Given, Provenance, Verdict
 from gateway.routing.budget import budget_of
 from gateway.routing.token_estimate import input_tokens
-from gateway.steps.traffic_log.format import Answer, Considered, Given, Hit, Recorded
+from gateway.steps.traffic_log.format import Answer, Considered, Hit, Recorded
 
 DIGEST_BYTES = 16
+
 MAX_PROMPT = 32_768  # characters; of a longer question no text is kept
+
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
+
 _DRAWN = 2**64
 
 Digest = Callable[[bytes | str], bytes]
@@ -40,16 +42,6 @@ def digest_of(key: bytes) -> Digest:
 def tenant_digests(digest: Digest) -> Digest:
     """The same, remembered: there are few tenants."""
     return lru_cache(maxsize=1024)(lambda value: digest(b"tenant/" + _bytes(value)))
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Of a request that is recorded: what is known of it before anything is decided."""
-
-    plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
-    given: Given
-    question: str | None  # in memory alone
-    keeps_prompt: bool
 
 
 def header_names(policy: Policy) -> frozenset[str]:

@@ -7,17 +7,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.cache.judgement import Judged
 from gateway.config.policy.model import Policy, Route
 from gateway.config.traffic import Traffic
 from gateway.context import RequestContext
-from gateway.messages import Provenance
+from gateway.messages import Facts, Provenance
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock
+from gateway.ports import Clock, Judged
 from gateway.steps.traffic_log.format import Heading, Labelled, Row
 from gateway.steps.traffic_log.recorded_request import (
     Digest,
-    Facts,
     digest_of,
     facts_of,
     header_names,

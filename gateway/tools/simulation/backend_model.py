@@ -12,12 +12,11 @@ from gateway.cache.admission import judged, unasked
 from gateway.cache.frequency import Frequency
 from gateway.cache.price import Price
 from gateway.config.policy.model import Policy, Route, Target
-from gateway.messages import Admission, Choice, Inspection
+from gateway.latency_forecast import Prediction, Remaining
+from gateway.messages import Admission, Choice, Inspection, Wish
 from gateway.routing.budget import budget_of
-from gateway.routing.latency_forecast import Remaining
 from gateway.routing.miss_decision import thresholds_of
 from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Signals, select
-from gateway.routing.share_controller import Wish
 from gateway.routing.slo_confidence import Sureness
 from gateway.routing.tier_controller import RouteEscalation
 from gateway.routing.tier_selection import Decision
@@ -26,7 +25,7 @@ from gateway.steps.traffic_log.format import Answer, Recorded
 from gateway.tools.simulation.cache_model import Key
 from gateway.tools.simulation.dataset import Day
 from gateway.tools.simulation.latency_model import CALLED, Latencies
-from gateway.upstream.latency import Asked, LatencyBook, Prediction
+from gateway.upstream.latency import Asked, LatencyBook
 
 UNBOUNDED = Remaining()
 OUT_OF_TIME = "out-of-time"

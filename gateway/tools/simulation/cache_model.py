@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gateway.cache.keys import owner_of
 from gateway.config.policy.model import Route
-from gateway.steps.traffic_log.format import Given, Recorded
+from gateway.messages import Given
+from gateway.steps.traffic_log.format import Recorded
 from gateway.tools.simulation.dataset import Node
 
 Key = tuple[str, str, bytes]

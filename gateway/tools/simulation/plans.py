@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cache.freshness import Lifetime
 from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import SnapshotInvalid
+from gateway.messages import Lifetime
 from gateway.ports import PriorBands
 from gateway.routing.tier_controller import RouteEscalation
 from gateway.steps.traffic_log.format import Heading

@@ -16,9 +16,9 @@ from gateway.cache.price import Price
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.messages import Bypass, CacheDirectives
+from gateway.messages import Bypass, CacheDirectives, Given
 from gateway.ports import PriorBands
-from gateway.steps.traffic_log.format import Given, Recorded
+from gateway.steps.traffic_log.format import Recorded
 from gateway.tools.simulation.backend_model import Called, Calls
 from gateway.tools.simulation.cache_model import Key, Shelf, Stored, keys_of
 from gateway.tools.simulation.dataset import Day, Node

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.cache.freshness import Lifetime, freshness_of
-from gateway.cache.judgement import MAX_CANDIDATES, VERBATIM, Held, best, hold
+from gateway.cache.freshness import freshness_of
+from gateway.cache.judgement import MAX_CANDIDATES, best, hold
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Semantic
-from gateway.messages import CacheDirectives, Refusal
-from gateway.ports import Opinion
+from gateway.messages import CacheDirectives, Lifetime, Refusal
+from gateway.ports import VERBATIM, Held, Opinion
 from gateway.steps.traffic_log.format import Recorded
 from gateway.tools.simulation.cache_model import Key, Shelf, Stored
 from gateway.tools.simulation.dataset import Day, Node

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gateway.upstream.latency import Prediction
-
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
@@ -71,3 +69,12 @@ class Outlook:
 
 def _shown(seconds: float | None) -> str:
     return "?" if seconds is None or math.isinf(seconds) else f"{seconds:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Upper bounds in seconds, each kept with the confidence that was asked for."""
+
+    ttft_s: float
+    tpot_s: float  # 0 for answers that come in one piece
+    total_s: float

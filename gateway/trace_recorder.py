@@ -11,7 +11,7 @@ from random import getrandbits
 from multidict import CIMultiDict
 
 from gateway.messages import Call, EventStream, Response, Whole
-from gateway.observability.trace_context import PARENT, STATE, Parent, continued, traceparent
+from gateway.trace_context import PARENT, STATE, Parent, continued, traceparent
 
 MAX_NOTES = 128  # steps and calls of a request, what goes on behind it included
 MAX_READ = 256 * 1024  # bytes of a whole answer that is read for its usage: beyond it that takes milliseconds
