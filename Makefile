@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-edge bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -147,9 +147,6 @@ bench-simulate: $(STAMP)  ## what simulate forecasts against what then happens, 
 
 bench-keys: $(STAMP)  ## what API keys cost an exact hit, and how soon a revocation holds elsewhere (a minute)
 	@$(BIN)/python -m bench.keys
-
-bench-edge: $(STAMP)  ## what a model in the gateway writes, and what exact hits take meanwhile (a minute)
-	@$(BIN)/python -m bench.edge
 
 # DATA, HELD_OUT: texts and labels, as docs/distill.md has them.
 distill: triton  ## a light classifier and its teacher from DATA= and HELD_OUT=, on a real Triton behind the gateway

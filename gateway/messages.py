@@ -411,7 +411,6 @@ class Token:
     """One token of an answer. `logprob`: natural logarithm of how likely it was; `beside`: the likeliest ones."""
 
     text: str
-    raw: bytes | None  # None: a part of a sign, which lies in several tokens
     logprob: float
     beside: tuple[Token, ...] = ()
 

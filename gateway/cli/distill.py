@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.adapters.onnx.model_files import default_model_dir
 from gateway.cli.admin_client import CommandFailed
 from gateway.cli.client import WrongUsage, tell
-from gateway.cli.progress import counted, steps
-from gateway.config.environment import secret
+from gateway.cli.progress import steps
 from gateway.tools.distillation.data import DataInvalid
-from gateway.tools.distillation.generative import Asked, Writing, WritingWish, distil_writing
-from gateway.tools.distillation.judge import JudgeSilent
 from gateway.tools.distillation.options import Place, Training, Tuning, Wish
 from gateway.tools.distillation.repository import NAME
 from gateway.tools.distillation.run import distil
@@ -27,7 +22,7 @@ BUILD_ENV = Path(".venv-build")
 
 def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     """Adds `distill`. `commands`: argparse's subparsers."""
-    text = "Make a light model from a large one's answers: a classifier for Triton, or one that writes."
+    text = "Make a light model from a large one's answers: a classifier, for Triton or the gateway itself."
     command = commands.add_parser("distill", parents=[shared], help=text, description=text)
     add = command.add_argument
     add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts and the labels they were given")
@@ -36,17 +31,13 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     add("--work", metavar="DIR", type=Path, help="checkpoints and reports; default: build/distill/NAME")
     add("--held-out", metavar="FILE", type=Path, help="rows to check with; default: --hold-out of DATA")
     add("--hold-out", metavar="X", type=fraction, default=0.2, help="share of DATA; default: %(default)s")
-    add(
-        "--task", choices=("classify", "generate"), default="classify", help="generate: a model that writes the answers"
-    )
-    add("--student", metavar="DIR", type=Path, help="a causal language model of Hugging Face's that learns to write")
     add("--large", action="store_true", help="train a large classifier (all-MiniLM) on the labels first; it teaches")
     add("--agreement", metavar="X", type=fraction, default=0.95, help="where it is sure; 0: it always answers")
     add(
         "--alpha", metavar="X", type=fraction, default=0.3, help="share of the labels in the loss; default: %(default)s"
     )
     add("--temperature", metavar="T", type=positive, default=2.0, help="default: %(default)s")
-    add("--epochs", metavar="N", type=whole, help="default: 8; of a model that writes 60, and 3 of --student's")
+    add("--epochs", metavar="N", type=whole, default=8, help="default: %(default)s")
     add(
         "--teacher-epochs", metavar="N", type=count, default=4,
         help="of --large: its layers in training, 0: its head alone; default: %(default)s",
@@ -60,14 +51,7 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     add("--prune-epochs", metavar="N", type=whole, default=5, help="after it; default: %(default)s")
     add("--width", metavar="N", type=whole, default=256, help="of a token's vector; default: %(default)s")
     add("--hidden", metavar="N", type=whole, default=256, help="of the layer between; default: %(default)s")
-    add("--layers", metavar="N", type=whole, default=4, help="of one that writes; default: %(default)s")
-    add("--context", metavar="N", type=whole, default=512, help="tokens that it reads; default: %(default)s")
-    add("--vocabulary", metavar="N", type=whole, default=4096, help="tokens that it knows; default: %(default)s")
-    add("--checked", metavar="N", type=whole, default=400, help="held-out questions it is asked; default: %(default)s")
     add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
-    add("--judge", metavar="URL", help="a model that is asked where words and embeddings cannot tell two answers apart")
-    add("--judge-model", metavar="NAME", default="default", help="default: %(default)s")
-    add("--judge-key-env", metavar="VARIABLE", help="where the key is that the judge is shown")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="where torch is; default: %(default)s")
     add("--prepare", action="store_true", help="install what is missing there (1.6 GB) and stop")
     add("--model-dir", type=Path, default=None, help="where models are kept")
@@ -86,11 +70,8 @@ def run_distill(arguments: argparse.Namespace) -> int:
                 f"--name {arguments.name!r} is no model's name: expected letters, digits, '_', '.' and '-'"
             )
         try:
-            if arguments.task == "generate":
-                made = distil_writing(writing_wish_of(arguments), step, partial(counted, quiet=arguments.json))
-            else:
-                made = distil(wish_of(arguments), step)
-        except (DataInvalid, JudgeSilent) as fault:
+            made = distil(wish_of(arguments), step)
+        except DataInvalid as fault:
             raise CommandFailed(str(fault)) from None
         except FetchFailed as fault:
             if "build environment" not in str(fault):
@@ -134,53 +115,13 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         training=Training(
             alpha=arguments.alpha,
             temperature=arguments.temperature,
-            epochs=arguments.epochs or 8,
+            epochs=arguments.epochs,
             prune=arguments.prune,
             prune_epochs=arguments.prune_epochs,
             seed=arguments.seed,
         ),
         tuning=Tuning(epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen, seed=arguments.seed),
     )
-
-
-def writing_wish_of(arguments: argparse.Namespace) -> WritingWish:
-    for name, given in {"--large": arguments.large, "--tensorrt": arguments.tensorrt}.items():
-        if given:
-            raise WrongUsage(f"{name} is of classifiers: expected it left out with --task generate")
-    if arguments.student is not None and not (arguments.student / "config.json").is_file():
-        raise WrongUsage(
-            f"--student {arguments.student} has no config.json, expected a folder as Hugging Face writes it"
-        )
-    own = arguments.student is None
-    return WritingWish(
-        place=place_of(arguments),
-        student=arguments.student,
-        layers=arguments.layers,
-        width=arguments.width,
-        hidden=arguments.hidden,
-        vocabulary=arguments.vocabulary,
-        context=arguments.context,
-        agreement=arguments.agreement,
-        checked=arguments.checked,
-        precision=arguments.precision,
-        training=Writing(
-            epochs=arguments.epochs or (60 if own else 3),
-            rate=3e-3 if own else 2e-4,
-            prune=arguments.prune,
-            prune_epochs=arguments.prune_epochs,
-            seed=arguments.seed,
-        ),
-        judge=judge_of(arguments),
-    )
-
-
-def judge_of(arguments: argparse.Namespace) -> Asked | None:
-    if arguments.judge is None:
-        return None
-    if not arguments.judge.startswith(("http://", "https://")):
-        raise WrongUsage(f"--judge {arguments.judge!r}: expected a URL that begins with http:// or https://")
-    key = secret(os.environ, arguments.judge_key_env, "--judge-key-env")
-    return Asked(arguments.judge, arguments.judge_model, key)
 
 
 def fraction(text: str) -> float:

@@ -211,16 +211,14 @@ PAGES: Mapping[str, Page] = {
         ("nearhit model fetch", "nearhit model fetch --build-env .venv-build"),
     ),
     "distill": Page(
-        "Reads texts and the labels or answers that a large model gave them, from a .csv, a .jsonl or what "
+        "Reads texts and the labels that a large model gave them, from a .csv, a .jsonl or what "
         "`nearhit cache export` writes; trains a student in an environment of its own, quantises it, compares it with "
         "its teacher on rows that are held out, and writes the next version of a model: a classifier for Triton's "
-        "python backend, or with --task generate one that writes, for `adapter: onnx`. A run that was ended goes on "
-        "after its last epoch.",
+        "python backend and for `adapter: onnx`. A run that was ended goes on after its last epoch.",
         (
             "nearhit distill --prepare --build-env .venv-build",
             "nearhit distill answers.jsonl --name intents",
             "nearhit distill train.csv --held-out test.csv --large --name intents --repository models",
-            "nearhit distill answers.jsonl --task generate --name desk",
         ),
         "the data has faults, each with its line, or there is no build environment",
     ),

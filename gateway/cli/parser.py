@@ -68,7 +68,7 @@ COMMANDS: Mapping[str, Listed] = {
     ),
     "distill": Listed(
         "gateway.cli.distill",
-        "Make a light model from a large one's answers: a classifier for Triton, or one that writes.",
+        "Make a light model from a large one's answers: a classifier, for Triton or the gateway itself.",
     ),
     "index": Listed("gateway.cli.index", "The index that finds questions in other words."),
     "model": Listed("gateway.cli.model", "The embedding model."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from gateway.config.errors import closest
 from gateway.config.fields import EnvironmentName, Folder, Text
@@ -115,18 +115,27 @@ class TritonBackendConfig(Section):
         return self.upstreams or (GrpcUpstream(url=self.url or ""),)
 
 
+def _writes_none(task: object) -> object:
+    if task == "generate":
+        raise ValueError(
+            "the gateway writes no text itself, expected one of: embed, classify, tensors; run the language model in "
+            "a server of its own (python -m llama_cpp.server --model FILE --port 9001) and name that: "
+            "adapter: openai, url: http://127.0.0.1:9001/v1"
+        )
+    return task
+
+
 class OnnxBackendConfig(Section):
     """A model that runs in the gateway's own process, from a folder as Hugging Face Optimum exports it."""
 
     adapter: Literal["onnx"]
     path: Folder = Field(examples=["models/small"])
     task: Annotated[
-        Literal["generate", "embed", "classify", "tensors"], one_of("generate", "embed", "classify", "tensors")
-    ] = Field(examples=["generate"])
+        Literal["embed", "classify", "tensors"], one_of("embed", "classify", "tensors"), BeforeValidator(_writes_none)
+    ] = Field(examples=["embed"])
     model: Text | None = None  # the name that lists of models have for it; None: the folder's
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # of one pass
-    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 512  # of an answer; clients may ask for less
-    max_concurrency: _Concurrency = 4  # answers that are written in turn
+    max_concurrency: _Concurrency = 4  # calls whose texts have their turns
     adaptive: Switch = True  # fewer at once than that where more would only slow each other down
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: Price = Field(default_factory=Price)

@@ -192,7 +192,7 @@ def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, 
 
 
 def _told(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": None if token.raw is None else list(token.raw)}
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
 
 
 def embeddings(vectors: Sequence[Sequence[float]], model: str, *, base64: bool) -> bytes:

@@ -15,6 +15,7 @@ from gateway.context import Backend
 from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.upstream import onnx_factory
 from gateway.upstream.aiohttp_client import AiohttpClient
 from gateway.upstream.aiohttp_session import Session
 from gateway.upstream.backend import Pool, PoolRules
@@ -62,10 +63,9 @@ def _upstreams(
     clock: Clock,
 ) -> list[Upstream]:
     if isinstance(section, OnnxBackendConfig):
-        in_process = import_module("gateway.upstream.onnx_factory")  # Jinja, which nobody else needs
-        return [in_process.upstream(name, section, clock)]
+        return [onnx_factory.upstream(name, section, clock)]
     if isinstance(section, TritonBackendConfig):
-        triton = import_module("gateway.upstream.triton_factory")  # gRPC, likewise
+        triton = import_module("gateway.upstream.triton_factory")  # gRPC, which is large
         return [triton.upstream(name, section, address, clock) for address in section.addresses]
     shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
     upstreams = []

@@ -1,4 +1,4 @@
-"""Which headers pass through the gateway. Pure."""
+"""Which headers pass through the gateway, and those of answers that adapters make. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from gateway.dialects.anthropic import VERSION
 from gateway.principal import HEADER
+
+# Of answers that an adapter makes by itself.
+JSON = (("Content-Type", "application/json"),)
+SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
+OCTETS = (("Content-Type", "application/octet-stream"),)
 
 # RFC 9110 section 7.6.1, and what names the connection rather than the message.
 HOP_BY_HOP = frozenset(

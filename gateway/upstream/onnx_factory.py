@@ -1,10 +1,9 @@
-"""A model in this process as an upstream. Imported where one is configured: chat templates need Jinja."""
+"""A model in this process as an upstream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.adapters.onnx.generator import Generator
 from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.adapters.onnx.tensors import Graph
 from gateway.adapters.onnx.text_models import Classifier, Vectors
@@ -23,13 +22,9 @@ _READERS: Mapping[str, Callable[[ModelFolder, int], Model]] = {
 def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
     """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
     folder = ModelFolder(section.path)
-    if section.task == "generate":
-        model: Model = Generator(folder, section.threads, section.max_tokens)
-    else:
-        model = _READERS[section.task](folder, section.threads)
     backend = OnnxBackend(
         name,
-        model,
+        _READERS[section.task](folder, section.threads),
         shown=section.model or section.path.name,
         max_concurrency=section.max_concurrency,
         timeouts=section.timeouts,

@@ -15,16 +15,17 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.triton.channel import OPTIONS
 from gateway.adapters.triton.models import Described, TritonModels, condition_told, once
+from gateway.body_streams import Guarded
 from gateway.config.backends import Tensors, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
-from gateway.messages import Call, Event, Response, TextAnswer, Whole
+from gateway.messages import Call, Event, EventStream, Response, TextAnswer, Whole
 from gateway.ports import Clock, Condition
 from gateway.trace_context import metadata_of
 from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.upstream.header_filter import JSON, SSE
 from gateway.upstream.limited_backend import Gated
-from gateway.upstream.text_stream import JSON, written_answer
 from gateway.upstream.triton_tensors import TensorCalls
 
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
@@ -121,7 +122,15 @@ class TritonBackend(Gated):
         pieces = self._pieces(name, model, inputs, request)
         first = await anext(pieces, None)
         place.answered(request, 200)
-        return await written_answer(call, place, self._events(first, pieces, answer, call), pieces)
+        events = self._events(first, pieces, answer, call)
+        if call.stream:
+            return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))
+        try:
+            payload = [event.data async for event in events]
+        except StreamBroken as error:
+            # Nothing of a whole answer has gone to the client: another backend may still be asked.
+            raise BackendError(str(error)) from None
+        return Response(200, JSON, Whole(call.dialect.whole(call, payload)))
 
     async def _events(
         self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call

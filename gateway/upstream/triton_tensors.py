@@ -30,9 +30,9 @@ from gateway.messages import Call, Event, EventStream, Response, Whole
 from gateway.ports import Condition
 from gateway.trace_context import metadata_of
 from gateway.upstream.concurrency_limiter import Place
+from gateway.upstream.header_filter import JSON, OCTETS
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message: it is in memory as a whole
-JSON, OCTETS = (("Content-Type", "application/json"),), (("Content-Type", "application/octet-stream"),)
 VERSIONED = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|config|stats))?")
 # What says something of the request is the answer to it; the rest is a failure of the backend, 502.
 ANSWERED = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,20 @@ import onnxruntime
 import orjson
 import pytest
 
-from gateway.adapters.onnx.decoder import Decoder, Memory
-from gateway.adapters.onnx.generator import Generator, Piece
 from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
-from gateway.adapters.onnx.text_models import Classifier, Vectors
-from gateway.body_streams import close_body
+from gateway.adapters.onnx.text_models import Classification, Classifier, Vectors
+from gateway.adapters.onnx_question import Question
+from gateway.config import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendFull, Unfit
-from gateway.messages import EventStream, Whole
+from gateway.messages import EventStream, Vector, Whole
 from gateway.upstream.onnx_backend import OnnxBackend
 from tests.contracts.test_backend import request_of
-from tests.fixtures.onnx_models import LEARNT, MODELS, generator, onnx
+from tests.fixtures.onnx_models import CLASSIFIER, classifier, onnx
 from tests.fixtures.waiting import until
 
-QUESTION, ANSWER = LEARNT[30]  # "Hello" in four scripts
-EXPORTS = ("generate", "generate-no-past")
+QUESTION = "Thanks for that"
 
 
 @asynccontextmanager
@@ -43,7 +40,7 @@ async def backend_of(model: Any, **keys: Any) -> AsyncIterator[OnnxBackend]:
         await backend.close()
 
 
-def chat(question: str = QUESTION, **fields: Any) -> RequestContext:
+def chat(question: Any = QUESTION, **fields: Any) -> RequestContext:
     return request_of(messages=[{"role": "user", "content": question}], **fields)
 
 
@@ -61,194 +58,118 @@ async def deltas(backend: OnnxBackend, request: RequestContext) -> list[str]:
     return [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
 
 
-@pytest.mark.parametrize("export", EXPORTS)
-async def test_both_kinds_of_export_say_what_was_learnt(export: str) -> None:
-    async with backend_of(generator(export)) as backend:
-        for question, answer in LEARNT:
-            body = await whole(backend, chat(question))
-            assert body["choices"][0]["message"]["content"] == answer
-            assert body["choices"][0]["finish_reason"] == "stop"
-            assert body["usage"]["completion_tokens"] > 1
-
-
-async def test_a_stream_says_token_by_token_what_a_whole_answer_says_and_parts_no_sign() -> None:
-    async with backend_of(generator()) as backend:
-        for question, answer in LEARNT[30:33]:
-            texts = await deltas(backend, chat(question, stream=True))
-            assert "".join(texts) == answer
-            assert "\ufffd" not in answer
-            assert len([text for text in texts if text]) > 8
-
-
-async def test_draws_are_the_same_for_the_same_seed_and_others_for_another() -> None:
-    async with backend_of(generator()) as backend:
-
-        async def said(seed: int, **fields: Any) -> str:
-            body = await whole(backend, chat("Tell me about crowds", temperature=1.8, seed=seed, **fields))
-            return str(body["choices"][0]["message"]["content"])
-
-        first = await said(1)
-        assert await said(1) == first
-        assert (
-            "".join(await deltas(backend, chat("Tell me about crowds", temperature=1.8, seed=1, stream=True))) == first
-        )
-        assert len({await said(seed) for seed in range(2, 6)} | {first}) > 1
-        assert await said(3, top_p=0.01) == await said(4, top_p=0.01), "nothing but the likeliest is left"
-
-
-async def test_an_answer_ends_at_a_stop_string_and_at_its_bound() -> None:
-    async with backend_of(generator(max_tokens=20)) as backend:
-        body = await whole(backend, chat("List the verdicts.", stop=["\n2", "zzz"]))
-        assert body["choices"][0]["message"]["content"] == "1. exact"
-        assert body["choices"][0]["finish_reason"] == "stop"
-        for fields, tokens in ({"max_tokens": 3}, 3), ({}, 20), ({"max_tokens": 100}, 20):
-            body = await whole(backend, chat(**fields))
-            assert body["choices"][0]["finish_reason"] == "length"
-            assert body["usage"]["completion_tokens"] == tokens
-            assert ANSWER.startswith(body["choices"][0]["message"]["content"])
-
-
-async def test_completions_go_on_with_the_prompt() -> None:
-    async with backend_of(generator()) as backend:
-        prompt = f"<|user|>{QUESTION}<|end|><|assistant|>Hello, "
-        body = await whole(backend, request_of("/v1/completions", prompt=prompt, logprobs=1))
-        assert body["choices"][0]["text"] == ANSWER.removeprefix("Hello, ")
-        told = body["choices"][0]["logprobs"]
-        assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["text_offset"])
-        assert len(told["tokens"]) == body["usage"]["completion_tokens"]
-
-
-async def test_log_probabilities_are_told_to_whom_asks() -> None:
-    async with backend_of(generator()) as backend:
-        body = await whole(backend, chat("What is a backend?", logprobs=True, top_logprobs=2))
-        content = body["choices"][0]["logprobs"]["content"]
-        assert "".join(token["token"] for token in content) == "A named service that answers."
-        assert b"".join(bytes(token["bytes"]) for token in content) == b"A named service that answers."
-        assert all(-0.1 < token["logprob"] <= 0 for token in content)
-        assert all(token["top_logprobs"][0]["token"] == token["token"] for token in content)
-        assert all(len(token["top_logprobs"]) == 2 for token in content)
-        assert (await whole(backend, chat()))["choices"][0]["logprobs"] is None
-
-
-@pytest.mark.parametrize("export", EXPORTS)
-async def test_a_prompt_beyond_the_context_is_refused_in_a_sentence(export: str) -> None:
-    async with backend_of(generator(export)) as backend:
-        with pytest.raises(
-            Unfit, match=r"the prompt has \d+ tokens and the model on this machine reads 192"
-        ) as refused:
-            await backend.send(chat("word " * 200))
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(n=2),
+        chat(tools=[{"type": "function"}]),
+        chat(response_format={"type": "json_object"}),
+        chat([{"type": "image_url", "image_url": {"url": "data:,"}}]),
+        chat(logprobs=True, top_logprobs=21),
+        request_of("/v1/completions", prompt=["one", "two"]),
+        request_of("/v1/completions", prompt="one", echo=True),
+        request_of("/v1/embeddings", input="x"),
+    ],
+)
+async def test_what_a_classifier_cannot_do_is_unfit_and_takes_no_place(request_: RequestContext) -> None:
+    async with backend_of(classifier()) as backend:
+        with pytest.raises(Unfit) as refused:
+            await backend.send(request_)
         assert (refused.value.status, refused.value.sent) == (400, False)
         assert backend.crowd.inflight == 0
 
 
-async def test_a_long_prompt_read_in_chunks_is_the_same_prompt() -> None:
-    """170 tokens: two chunks where keys and values are kept, one text where they are not."""
-    read = []
-    for export in EXPORTS:
-        folder = ModelFolder(MODELS / export)
-        decoder, memory = Decoder(folder.session(1), folder.path), Memory()
-        ids = [5 + i % 300 for i in range(170)]
-        chunks = [ids[:128], ids[128:]] if decoder.remembers else [ids]
-        read.append([decoder.read(memory, chunk, onnxruntime.RunOptions()) for chunk in chunks][-1])
-    assert np.allclose(read[0], read[1], atol=1e-3)
-
-
-async def test_what_a_text_model_cannot_do_is_unfit_and_takes_no_place() -> None:
-    async with backend_of(generator()) as backend:
-        for request in (chat(n=2), request_of("/v1/embeddings", input="x"), chat(tools=[{"type": "function"}])):
-            with pytest.raises(Unfit):
-                await backend.send(request)
-        assert backend.crowd.inflight == 0
-
-
-class Scripted:
-    """A model that writes a letter a step, when it is let."""
+class Scripted(Classifier):
+    """A pass that ends when it is let, or when it is broken off."""
 
     def __init__(self) -> None:
-        self.let = threading.Semaphore(0)
-        self.steps: list[str] = []
+        self.let = threading.Event()
+        self.passes: list[str] = []
+        self.broken_off = 0
 
-    def asked(self, call: Any, body: dict[str, Any]) -> str:
-        return str(body["messages"][-1]["content"])
-
-    def pieces(self, asked: str, options: onnxruntime.RunOptions) -> Iterator[Piece]:
-        for number in range(1000):
-            self.let.acquire()
+    def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
+        self.passes.append(question.text)
+        while not self.let.wait(0.001):
             if options.terminate:
+                self.broken_off += 1
                 raise RuntimeError("Exiting due to terminate flag being set to true.")
-            self.steps.append(asked)
-            yield Piece("x", output_tokens=number)
+        return Classification("x", (), 1)
 
 
-async def test_answers_are_written_in_turn_and_a_place_is_free_when_its_client_leaves() -> None:
-    model = Scripted()
-    async with backend_of(model, max_concurrency=2) as backend:
-        asking = [asyncio.create_task(backend.send(chat(name, stream=True))) for name in ("a", "b")]
-        await until(lambda: backend.crowd.inflight == 2)
-        third = asyncio.create_task(backend.send(chat("c", stream=True)))
-        await until(lambda: backend.crowd.queued == 1)
-        model.let.release(2)
-        first, second = [await task for task in asking]
-        model.let.release(4)
-        await until(lambda: len(model.steps) == 6)
-        assert sorted(model.steps[:2]) == sorted(model.steps[2:4]) == sorted(model.steps[4:]) == ["a", "b"]
-        closing = asyncio.create_task(close_body(first.body))
-        await asyncio.sleep(0)
-        model.let.release(3)  # one for the turn that is on, in which the first one may be
-        await closing
-        await until(lambda: third.done() or (model.let.release(), False)[1])
-        assert backend.crowd.inflight == 2
-        assert "c" in model.steps
-        model.let.release(100)
-        for body in (second.body, (await third).body):
-            await close_body(body)
-        assert backend.crowd == replace(backend.crowd, inflight=0, queued=0)
-        model.let.release(2000)
-
-
-async def test_the_event_loop_goes_on_while_the_model_is_in_a_pass() -> None:
+async def test_the_event_loop_goes_on_while_the_model_is_in_a_pass_which_ends_with_its_client() -> None:
     model = Scripted()
     async with backend_of(model) as backend:
-        asked = asyncio.create_task(backend.send(chat(stream=True)))
+        asked = asyncio.create_task(backend.send(chat()))
+        await until(lambda: model.passes)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert not asked.done()
         asked.cancel()
-        model.let.release(2000)
         with pytest.raises(asyncio.CancelledError):
             await asked
-        await until(lambda: backend.crowd.inflight == 0)
+        assert backend.crowd.inflight == 0
+        await until(lambda: model.broken_off == 1)
+
+
+async def test_a_pass_is_broken_off_when_its_time_is_up() -> None:
+    model, quick = Scripted(), Timeouts.model_validate({"first_byte": "50ms"})
+    async with backend_of(model, timeouts=quick) as backend:
+        with pytest.raises(BackendError, match="backend 'b' sent no answer in time") as late:
+            await backend.send(chat())
+        assert late.value.status == 504
+        assert backend.crowd.inflight == 0
+        await until(lambda: model.broken_off == 1)
+        model.let.set()
+        assert (await whole(backend, chat()))["choices"][0]["message"]["content"] == "x"
 
 
 async def test_who_waits_too_long_for_a_place_is_refused() -> None:
     model = Scripted()
     async with backend_of(model, max_concurrency=1) as backend:
-        first = asyncio.create_task(backend.send(chat(stream=True)))
+        first = asyncio.create_task(backend.send(chat()))
         await until(lambda: backend.crowd.inflight == 1)
-        waiting = [asyncio.create_task(backend.send(chat(stream=True))) for _ in range(40)]
+        waiting = [asyncio.create_task(backend.send(chat())) for _ in range(40)]
         await until(lambda: any(task.done() for task in waiting))
         refused = [task.exception() for task in waiting if task.done()]
         assert all(isinstance(error, BackendFull) for error in refused)
-        model.let.release(10_000)
-        for task in (first, *waiting):
-            task.cancel()
+        model.let.set()
         await asyncio.gather(first, *waiting, return_exceptions=True)
-        if not first.cancelled() and first.exception() is None:
-            await close_body(first.result().body)
+        assert backend.crowd.inflight == 0
 
 
-def test_a_pass_is_broken_off_where_nobody_waits() -> None:
-    folder = ModelFolder(MODELS / "generate")
+async def test_lists_of_texts_take_turns() -> None:
+    class Turns(Vectors):
+        def __init__(self) -> None:
+            self.read: list[str] = []
+            self.let = threading.Event()
+
+        def embed(self, text: str, options: onnxruntime.RunOptions) -> Vector:
+            self.let.wait()
+            self.read.append(text)
+            return np.ones(2, np.float32)
+
+    model = Turns()
+    async with backend_of(model) as backend:
+        asked = [
+            asyncio.create_task(backend.send(request_of("/v1/embeddings", input=[name] * 20))) for name in ("a", "b")
+        ]
+        await until(lambda: backend.crowd.inflight == 2)
+        model.let.set()
+        await asyncio.gather(*asked)
+    assert "b" in model.read[:4]
+
+
+def test_a_pass_is_broken_off_by_its_options() -> None:
     options = onnxruntime.RunOptions()
     options.terminate = True
     with pytest.raises(Exception, match="terminate"):
-        Decoder(folder.session(1), folder.path).read(Memory(), [5, 6, 7], options)
+        classifier().classify(Question(QUESTION), options)
 
 
 async def test_a_model_that_fails_is_an_error_that_does_not_repeat_the_prompt() -> None:
     class Failing(Scripted):
-        def pieces(self, asked: str, options: onnxruntime.RunOptions) -> Iterator[Piece]:
-            raise ValueError(asked)
+        def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
+            raise ValueError(question.text)
 
     async with backend_of(Failing()) as backend:
         with pytest.raises(BackendError, match=r"backend 'b' failed \(ValueError\)"):
@@ -270,7 +191,7 @@ async def test_vectors_are_those_of_the_embedder() -> None:
 
 
 async def test_a_classifier_answers_with_its_label_and_how_sure_it_is() -> None:
-    async with backend_of(Classifier(ModelFolder(MODELS / "classify"), threads=1)) as backend:
+    async with backend_of(classifier()) as backend:
         for text, label in (
             ("What is a hedge?", "question"),
             ("Thanks for that", "thanks"),
@@ -284,11 +205,30 @@ async def test_a_classifier_answers_with_its_label_and_how_sure_it_is() -> None:
             assert sum(np.exp(other["logprob"]) for other in token["top_logprobs"]) == pytest.approx(1)
             assert body["usage"]["completion_tokens"] == 1
         assert "".join(await deltas(backend, chat("Many thanks.", stream=True))) == "thanks"
+        assert (await whole(backend, chat()))["choices"][0]["logprobs"] is None
 
 
-def broken(tmp_path: Path, change: Callable[[Path], object], name: str = "generate") -> ModelFolder:
+async def test_a_classifier_reads_a_prompt_and_the_last_text_of_the_user() -> None:
+    async with backend_of(classifier()) as backend:
+        body = await whole(backend, request_of("/v1/completions", prompt="Thanks for that", logprobs=2))
+        assert body["choices"][0]["text"] == "thanks"
+        told = body["choices"][0]["logprobs"]
+        assert (told["tokens"], told["text_offset"], len(told["top_logprobs"][0])) == (["thanks"], [0], 2)
+        said = [("user", "It is broken"), ("assistant", "Is it?"), ("user", QUESTION), ("assistant", "So")]
+        body = await whole(backend, request_of(messages=[{"role": role, "content": text} for role, text in said]))
+        assert body["choices"][0]["message"]["content"] == "thanks"
+
+
+async def test_a_text_beyond_the_context_is_refused_in_a_sentence() -> None:
+    async with backend_of(classifier()) as backend:
+        with pytest.raises(Unfit, match=r"a text has \d+ tokens and the model on this machine reads 1 to 64"):
+            await backend.send(chat("word " * 200))
+        assert backend.crowd.inflight == 0
+
+
+def broken(tmp_path: Path, change: Callable[[Path], object]) -> ModelFolder:
     copy = tmp_path / "model"
-    shutil.copytree(MODELS / name, copy)
+    shutil.copytree(CLASSIFIER, copy)
     change(copy)
     return ModelFolder(copy)
 
@@ -296,10 +236,10 @@ def broken(tmp_path: Path, change: Callable[[Path], object], name: str = "genera
 def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"has no model\.onnx, expected a folder as Hugging Face Optimum exports it"):
         ModelFolder(tmp_path)
-    with pytest.raises(ModelCorrupt, match="is no decoder-only language model"):
-        generator("classify")
     with pytest.raises(ModelCorrupt, match="expected some of attention_mask"):
-        Vectors(ModelFolder(MODELS / "generate"), threads=1)
+        Vectors(ModelFolder(CLASSIFIER), threads=1)
+    with pytest.raises(ModelCorrupt, match=r"expected id2label in config\.json"):
+        Classifier(broken(tmp_path, lambda path: (path / "config.json").write_text("{}")), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -308,9 +248,8 @@ def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) ->
         ("model.onnx", "none", "model.onnx cannot be loaded"),
         ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
         ("config.json", "[]", "config.json cannot be read, expected a JSON object"),
-        ("chat_template.jinja", "{% for %}", "the chat template in"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, text: str, sentence: str) -> None:
     with pytest.raises(ModelCorrupt, match=sentence):
-        Generator(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1, max_tokens=10)
+        Classifier(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1)

@@ -17,10 +17,10 @@ from tests.fixtures.upstream import Upstream
 
 HASH = {**os.environ, **PATIENT_ENVIRON, "NEARHIT_EMBEDDER__ADAPTER": "hash"}
 
-# What only some configurations need: gRPC and its messages (server.grpc, adapter triton), chat templates (adapter
-# onnx), OpenSSL's bindings (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).
+# What only some configurations need: gRPC and its messages (server.grpc, adapter triton), OpenSSL's bindings
+# (jobs.key_env, auth.oidc), the encoding of traces (telemetry.traces).
 NOT_FOR_ALL = (
-    "grpc", "grpc_health.v1", "google.protobuf", "tritonclient", "jinja2", "cryptography.fernet", "jwt",
+    "grpc", "grpc_health.v1", "google.protobuf", "tritonclient", "cryptography.fernet", "jwt",
     "opentelemetry.proto", "sentence_transformers",
 )  # fmt: skip
 

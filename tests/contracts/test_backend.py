@@ -32,7 +32,7 @@ from gateway.upstream.http_client import HttpClient
 from gateway.upstream.onnx_backend import OnnxBackend
 from gateway.upstream.triton_backend import TritonBackend
 from tests.fixtures.anthropic_upstream import anthropic
-from tests.fixtures.onnx_models import generator, onnx
+from tests.fixtures.onnx_models import classifier, onnx
 from tests.fixtures.triton import RunningTriton, free_ports
 from tests.fixtures.upstream import Upstream
 
@@ -78,7 +78,7 @@ def triton_backend(port: int) -> TritonBackend:
 def onnx_backend(task: str) -> OnnxBackend:
     if task == "embed":
         return onnx(Vectors(ModelFolder(default_model_dir() / MODEL), threads=1), timeouts=QUICK)
-    return onnx(generator(), timeouts=QUICK)
+    return onnx(classifier(), timeouts=QUICK)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gateway.__main__ import main
 from gateway.tools.distillation.data import DataInvalid, Row, check_classes, read_data, split
 from gateway.tools.distillation.report import threshold
 
@@ -51,8 +52,21 @@ def test_a_table_without_a_label_is_a_fault_of_its_first_line(tmp_path: Path) ->
 
 def test_answers_that_were_written_are_no_classes(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label", *(f"question {n},answer {n}" for n in range(30)))
-    with pytest.raises(DataInvalid, match="there is `--task generate`"):
+    with pytest.raises(DataInvalid, match="look like written answers, expected labels that come again, 1000 at most"):
         check_classes(read_data(path), path)
+
+
+def test_what_does_not_fit_is_said_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.csv", "text,label", *(f"question {n},answer {n}" for n in range(30)))
+    for given, expected in (
+        (["--tensorrt"], "expected --precision fp16 or fp32"),
+        (["--teacher-frozen", "6"], "expected --teacher-epochs 0"),
+        ([], "look like written answers"),
+    ):
+        assert main(["distill", str(path), *given]) != 0
+        assert expected in capsys.readouterr().err
 
 
 def test_the_same_texts_lie_on_one_side_in_every_run() -> None:

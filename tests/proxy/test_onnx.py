@@ -21,14 +21,14 @@ from gateway.adapters.onnx.model_files import MODEL, ModelMissing, default_model
 from gateway.app import running
 from gateway.config.policy.load import policy_from_text
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
-from tests.fixtures.onnx_models import LEARNT, MODELS
+from tests.fixtures.onnx_models import CLASSIFIER
 from tests.fixtures.several import counted, policy_of
 from tests.fixtures.upstream import Upstream
 from tests.proxy.conftest import openai_client
 
-EDGE = {"adapter": "onnx", "path": str(MODELS / "generate"), "task": "generate", "adaptive": "off"}
-CASCADE = policy_of("light: light, large: large, escalate_above: 0, cascade: {check: logprobs, accept_above: 0.9}")
-QUESTION, ANSWER = LEARNT[27]
+EDGE = {"adapter": "onnx", "path": str(CLASSIFIER), "task": "classify", "adaptive": "off"}
+CASCADE = policy_of("light: light, large: large, escalate_above: 0, cascade: {check: logprobs, accept_above: 0.96}")
+QUESTION, ANSWER = "Thanks for that", "thanks"  # 0.985
 
 
 @asynccontextmanager
@@ -50,12 +50,12 @@ async def test_openais_client_streams_from_the_machine_and_the_answer_is_cached(
         chunks = [chunk async for chunk in stream]
         assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == ANSWER
         assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens > 5
+        assert chunks[-1].usage.completion_tokens == 1
         again = await client.chat.completions.with_raw_response.create(**asked())
         assert "hit; detail=exact" in again.headers["Cache-Status"]
         assert again.parse().choices[0].message.content == ANSWER
         assert not large.chats
-        assert (await anext(aiter(client.models.list()))).id == "generate"
+        assert (await anext(aiter(client.models.list()))).id == "classify"
 
 
 async def test_anthropics_client_is_answered_too(tmp_path: Path, large: Upstream) -> None:
@@ -64,9 +64,8 @@ async def test_anthropics_client_is_answered_too(tmp_path: Path, large: Upstream
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as client,
     ):
         said = await client.messages.create(**asked(max_tokens=100))
-        cut = await client.messages.create(**asked(max_tokens=3))
     assert [block.text for block in said.content if block.type == "text"] == [ANSWER]
-    assert (said.stop_reason, cut.stop_reason) == ("end_turn", "max_tokens")
+    assert said.stop_reason == "end_turn"
 
 
 @pytest.mark.parametrize("fields", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"n": 2}])
@@ -83,27 +82,17 @@ async def test_what_it_cannot_do_goes_to_the_next_backend_without_a_mark_against
 
 async def test_alone_it_refuses_what_it_cannot_do_with_400(tmp_path: Path) -> None:
     async with gateway_of(config_of(tmp_path, {"main": EDGE}), BOTH_CACHES) as served, openai_client(served) as client:
-        with pytest.raises(openai.BadRequestError, match=r"the prompt has \d+ tokens and the model on this machine"):
+        with pytest.raises(openai.BadRequestError, match=r"a text has \d+ tokens and the model on this machine"):
             await client.chat.completions.create(**asked("word " * 300))
 
 
-async def test_a_cascade_serves_what_the_machine_is_sure_of_and_asks_on_for_the_rest(
-    tmp_path: Path, large: Upstream
-) -> None:
+async def test_a_label_that_is_sure_is_served_and_another_goes_on(tmp_path: Path, large: Upstream) -> None:
     async with edge(tmp_path, large, CASCADE) as served:
         sure = await served.chat(QUESTION)
         assert (sure.text, sure.headers["x-nearhit-backend"]) == (ANSWER, "light")
         assert sure.json["choices"][0]["logprobs"] is None, "the client asked for none"
-        unsure = await served.chat("Write a poem on the sea in winter, with rhymes, for my grandmother")
-        assert unsure.headers["x-nearhit-backend"] == "large"
-        assert counted(served, "cascade") == {"accepted": 1.0, "escalated": 1.0}
-
-
-async def test_a_label_that_is_sure_is_served_and_another_goes_on(tmp_path: Path, large: Upstream) -> None:
-    kinds = {"path": str(MODELS / "classify"), "task": "classify"}
-    async with edge(tmp_path, large, CASCADE.replace("0.9", "0.96"), **kinds) as served:
-        assert (await served.chat("Thanks for that")).text == "thanks"  # 0.985
         assert (await served.chat("Nice weather")).headers["x-nearhit-backend"] == "large"  # 0.935
+        assert counted(served, "cascade") == {"accepted": 1.0, "escalated": 1.0}
 
 
 async def test_embeddings_are_made_on_the_machine(tmp_path: Path) -> None:
@@ -118,17 +107,7 @@ async def test_embeddings_are_made_on_the_machine(tmp_path: Path) -> None:
         assert "hit; detail=exact" in again.headers["Cache-Status"], "input by input"
 
 
-async def test_a_client_that_leaves_frees_the_model(tmp_path: Path, large: Upstream) -> None:
-    async with edge(tmp_path, large, max_concurrency=1) as served, openai_client(served) as client:
-        for i in range(3):
-            stream = await client.chat.completions.create(**asked(f"Say {i} at length", stream=True, temperature=2))
-            await anext(aiter(stream))
-            await stream.close()
-        answer = await served.chat(QUESTION)
-        assert answer.headers["x-nearhit-backend"] == "light"
-
-
-TENSORS = {"adapter": "onnx", "path": str(MODELS / "classify"), "task": "tensors"}
+TENSORS = {"adapter": "onnx", "path": str(CLASSIFIER), "task": "tensors"}
 IDS = np.array([[0, 12, 40]], np.int64)
 
 
@@ -158,7 +137,7 @@ async def test_tritons_client_asks_any_graph_with_tensors_and_the_answer_is_cach
                 )
 
         told, first, again = await asyncio.to_thread(ask)
-        graph = onnxruntime.InferenceSession(str(MODELS / "classify" / "model.onnx"))
+        graph = onnxruntime.InferenceSession(str(CLASSIFIER / "model.onnx"))
         (expected,) = graph.run(
             None,
             {
@@ -234,7 +213,7 @@ def test_check_says_in_one_sentence_that_there_is_no_model(tmp_path: Path, capsy
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "default.yaml").write_text(policy_of("backend: edge"))
     config = tmp_path / "config.yaml"
-    config.write_text("version: 1\nbackends:\n  edge: {adapter: onnx, path: nowhere, task: generate}\n")
+    config.write_text("version: 1\nbackends:\n  edge: {adapter: onnx, path: nowhere, task: classify}\n")
     assert main(["check", "--config", str(config)]) == 1
     said = capsys.readouterr()
     assert "backends.edge.path: nowhere has no model.onnx, expected a folder as Hugging Face" in said.out + said.err

@@ -1,9 +1,8 @@
 """all-MiniLM-L6-v2 as an int8 ONNX graph: onnxruntime and tokenizers, without torch.
 
 Measured on a Xeon core with AMX, one thread, the pass alone, best of 60: 13 tokens 0.9 ms, 25 tokens 1.3 ms, 100 tokens
-4.9 ms, 200 tokens 12 ms; eight texts of 25 tokens in one pass 1.03 ms a text. Reading a short text takes 0.05 ms, or
-0.01 where its words are known. RSS 103 MB after loading and 116 at most, whatever is encoded (docs/decisions/0033,
-0040).
+4.9 ms, 200 tokens 12 ms; eight texts of 25 tokens in one pass 1.03 ms a text. Reading a short text takes 0.05 ms.
+RSS 103 MB after loading and 116 at most, whatever is encoded (docs/decisions/0033, 0040).
 """
 
 from __future__ import annotations

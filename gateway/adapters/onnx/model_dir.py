@@ -13,12 +13,9 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, ModelMissing
 from gateway.adapters.onnx.session import open_session
-from gateway.generation.asked import Sampling
-from gateway.generation.template import ChatTemplate, TemplateFaulty
 
 # Where models say how much they read, by the name that each architecture has for it.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 MOST_TOKENS = 2**20  # transformers writes 10^30 for "not known"
 
 
@@ -50,10 +47,6 @@ class ModelFolder:
     def config(self) -> Mapping[str, Any]:
         return self._json("config.json")
 
-    @cached_property
-    def generation(self) -> Mapping[str, Any]:
-        return self._json("generation_config.json")
-
     @property
     def context(self) -> int | None:
         """Tokens that the model reads; None where nothing says it."""
@@ -63,41 +56,12 @@ class ModelFolder:
         return next((int(n) for n in told if isinstance(n, int | float) and 0 < n <= MOST_TOKENS), None)
 
     @property
-    def ends(self) -> frozenset[int]:
-        """The tokens after which the model has said all."""
-        told = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
-        return frozenset(told if isinstance(told, list) else () if told is None else (told,))
-
-    @property
     def labels(self) -> Sequence[str] | None:
         """Of a classifier, by the place of its output."""
         named = self.config.get("id2label")
         if not isinstance(named, dict) or sorted(named, key=_place) != [str(i) for i in range(len(named))]:
             return None
         return [str(named[str(i)]) for i in range(len(named))]
-
-    @property
-    def sampling(self) -> Sampling:
-        """What `generation_config.json` has for a client that does not say: without `do_sample` the likeliest token."""
-        told = self.generation
-        if told.get("do_sample") is not True:
-            return Sampling()
-        return Sampling(float(told.get("temperature", 1.0)), float(told.get("top_p", 1.0)), int(told.get("top_k", 50)))
-
-    def template(self) -> ChatTemplate | None:
-        """None: the model has none. Newer exports have a file for it, older ones a key."""
-        settings = self._json("tokenizer_config.json")
-        file = self.path / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-        if isinstance(source, list):  # several, by name
-            source = next((each.get("template") for each in source if each.get("name") == "default"), None)
-        if not isinstance(source, str):
-            return None
-        special = {name: _content(settings[name]) for name in SPECIAL if settings.get(name)}
-        try:
-            return ChatTemplate(source, special)
-        except TemplateFaulty as faulty:
-            raise ModelCorrupt(f"the chat template in {self.path} cannot be read ({faulty})") from None
 
     def pooling(self) -> str:
         """How sentence-transformers makes one vector of those of the tokens: `mean` or `cls`."""
@@ -122,7 +86,3 @@ class ModelFolder:
 
 def _place(key: str) -> int:
     return int(key) if key.isdecimal() else -1
-
-
-def _content(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -61,15 +60,15 @@ class Graph:
         named = {"name": unquote(found[1]), "versions": ["1"], "platform": "onnxruntime_onnx"}
         return {**named, "inputs": inputs, "outputs": outputs}
 
-    def answers(self, inference: Inference, model: str, options: onnxruntime.RunOptions) -> Iterator[bytes]:
-        """One answer, in its stored form. `model`: the name that it gives itself. Raises `Unfit`."""
+    def infer(self, inference: Inference, model: str, options: onnxruntime.RunOptions) -> bytes:
+        """In its stored form. `model`: the name that it gives itself. Raises `Unfit`."""
         feed = self._feed(inference)
         wanted = list(self._outputs) if inference.outputs is None else [each.name for each in inference.outputs]
         if strange := sorted(set(wanted) - self._outputs.keys()):
             raise Unfit(f"the model has no output {strange[0][:100]!r}, expected some of {', '.join(self._outputs)}")
         found = self._session.run(wanted, feed, options)
         outputs = tuple(_tensor(name, self._outputs[name], each) for name, each in zip(wanted, found, strict=True))
-        yield pack(Answer({"model_name": model, "model_version": "1"}, outputs))
+        return pack(Answer({"model_name": model, "model_version": "1"}, outputs))
 
     def _feed(self, inference: Inference) -> dict[str, NDArray[Any]]:
         given = {tensor.name: tensor for tensor in inference.inputs}

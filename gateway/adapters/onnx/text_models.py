@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx.generator import Piece
 from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
+from gateway.adapters.onnx_question import Question
 from gateway.errors import Unfit
-from gateway.generation.asked import Asked, Sampling, asked_of
-from gateway.generation.sampling import likeliest, log_probabilities
-from gateway.messages import Call, Token, Vector
+from gateway.messages import Token, Vector
 
 SENTENCE, TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state")
 READ = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -64,13 +62,20 @@ class Vectors:
         self._reader = _Reader(folder, threads, (SENTENCE, *TOKENS))
         self._pooling = folder.pooling()
 
-    def vectors(self, texts: Sequence[str], options: onnxruntime.RunOptions) -> Iterator[Vector]:
-        for text in texts:
-            read, _ = self._reader.read(text, options)
-            if self._reader.output in TOKENS:
-                read = read[0] if self._pooling == "cls" else read.mean(axis=0)
-            vector = np.asarray(read, np.float32)
-            yield vector / max(float(np.linalg.norm(vector)), 1e-12)
+    def embed(self, text: str, options: onnxruntime.RunOptions) -> Vector:
+        """Raises `Unfit`."""
+        read, _ = self._reader.read(text, options)
+        if self._reader.output in TOKENS:
+            read = read[0] if self._pooling == "cls" else read.mean(axis=0)
+        vector = np.asarray(read, np.float32)
+        return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    label: str
+    tokens: tuple[Token, ...]  # the label with its log probability, where that was asked for
+    input_tokens: int
 
 
 class Classifier:
@@ -84,23 +89,18 @@ class Classifier:
         self._labels = labels
         self._apart = folder.config.get("problem_type") == "multi_label_classification"
 
-    def asked(self, call: Call, body: dict[str, object]) -> Asked:
-        """What is classified is the last text of the user, whatever was said before. Raises `Unfit`."""
-        asked = asked_of({**body, "stop": None}, None, Sampling())
-        text = asked.prompt or next((m["content"] for m in reversed(asked.messages) if m["role"] == "user"), "")
-        return replace(asked, messages=(), prompt=text)
-
-    def pieces(self, asked: Asked, options: onnxruntime.RunOptions) -> Iterator[Piece]:
-        logits, tokens = self._reader.read(asked.prompt or "", options)
+    def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
+        """Raises `Unfit`."""
+        logits, tokens = self._reader.read(question.text, options)
         if logits.shape != (len(self._labels),):
             raise ModelCorrupt(f"the model gives {logits.size} numbers for {len(self._labels)} labels")
-        scores = np.asarray(logits, np.float32)
-        odds = -np.logaddexp(0.0, -scores.astype(np.float64)) if self._apart else log_probabilities(scores)
-        best, *_ = order = likeliest(odds, len(odds))
-        beside = tuple(self._token(label, odds[label]) for label in order[: asked.logprobs or 0])
-        said = () if asked.logprobs is None else (self._token(best, odds[best], beside),)
-        yield Piece(self._labels[best], said, "stop", tokens, 1)
+        scores = np.asarray(logits, np.float64)
+        odds = -np.logaddexp(0.0, -scores) if self._apart else scores - np.logaddexp.reduce(scores)
+        best, *_ = order = np.argsort(-odds, kind="stable").tolist()
+        beside = tuple(self._token(label, odds[label]) for label in order[: question.logprobs or 0])
+        said = () if question.logprobs is None else (self._token(best, odds[best], beside),)
+        return Classification(self._labels[best], said, tokens)
 
     def _token(self, label: int, logprob: float, beside: tuple[Token, ...] = ()) -> Token:
         name = self._labels[label]
-        return Token(name, name.encode(), float(logprob), beside)
+        return Token(name, float(logprob), beside)

@@ -8,8 +8,6 @@ from unicodedata import category
 
 from tokenizers import Encoding, Tokenizer
 
-from gateway.adapters.onnx.wordpiece_cache import WordPieces, takes_words_apart
-
 MAX_TOKENS = 256  # what the model was trained to read, [CLS] and [SEP] included
 
 # More characters than 256 tokens need: over 442 files of English and Python at most 1,179.
@@ -36,11 +34,8 @@ class TextReader:
         self._tokenizer.no_padding()  # the file says: pad everything to 128
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._unknown: int | None = self._tokenizer.token_to_id("[UNK]")
-        self._pieces = WordPieces(self._tokenizer, MAX_TOKENS) if takes_words_apart(self._tokenizer) else None
 
     def read(self, text: str) -> ReadText:
-        if self._pieces is not None and len(text) <= MAX_CHARACTERS and (plain := self._pieces.ids(text)) is not None:
-            return ReadText(plain, truncated=False, unreadable=False)
         # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
         read = self._tokenizer.encode(text[:MAX_CHARACTERS].encode("utf-8", "replace").decode())
         ids = read.ids  # a new list each time

@@ -18,7 +18,6 @@ LABEL_KEYS = ("label", "answer", "category", "intent")
 MAX_FAULTS = 5  # that are said; a file of the wrong kind has one a line
 MAX_LABELS = 1000
 MAX_LABEL = 200  # characters: more than that is an answer that was written, not a class
-MAX_ANSWER = 20_000  # characters of one that was
 GENERATIVE_SHARE = 0.5  # of the rows that have a label of their own, from `GENERATIVE_ROWS` rows on
 GENERATIVE_ROWS = 20
 
@@ -46,8 +45,8 @@ class Data:
         return tuple(sorted({row.label for row in self.rows}))
 
 
-def read_data(path: Path, longest: int = MAX_LABEL) -> Data:
-    """By the file's ending, `.csv` or `.jsonl`. `longest`: characters of a label. Raises `DataInvalid`."""
+def read_data(path: Path) -> Data:
+    """By the file's ending, `.csv` or `.jsonl`. Raises `DataInvalid`."""
     if path.suffix not in (".csv", ".jsonl"):
         raise DataInvalid(f"{path}: expected a file that ends with .csv or .jsonl")
     rows: list[Row] = []
@@ -55,7 +54,7 @@ def read_data(path: Path, longest: int = MAX_LABEL) -> Data:
     skipped = 0
     try:
         for number, value in _csv(path) if path.suffix == ".csv" else _jsonl(path):
-            row = value if isinstance(value, str) else row_of(value, longest)
+            row = value if isinstance(value, str) else row_of(value)
             if row is None:
                 skipped += 1
             elif isinstance(row, str):
@@ -80,11 +79,11 @@ def check_classes(data: Data, path: Path) -> None:
     if many or len(counts) > MAX_LABELS:
         raise DataInvalid(
             f"{path}: {len(counts)} different labels in {len(data.rows)} rows: these look like written answers, "
-            f"for which there is `--task generate`; a classifier has {MAX_LABELS} labels at most"
+            f"expected labels that come again, {MAX_LABELS} at most"
         )
 
 
-def row_of(value: Mapping[str, Any], longest: int = MAX_LABEL) -> Row | str | None:
+def row_of(value: Mapping[str, Any]) -> Row | str | None:
     """A row, what is wrong with it, or None for an entry of an export that has no text to learn from."""
     if isinstance(turns := value.get("messages"), list):
         value = _of_turns(turns)
@@ -97,9 +96,8 @@ def row_of(value: Mapping[str, Any], longest: int = MAX_LABEL) -> Row | str | No
             return f"no {what}, expected a text under one of {', '.join(keys)}"
     assert isinstance(text, str)
     assert isinstance(label, str)
-    if len(label.strip()) > longest:
-        more = "; answers that were written are learnt with `--task generate`" if longest == MAX_LABEL else ""
-        return f"a label of {len(label.strip())} characters, expected {longest} at most{more}"
+    if len(label.strip()) > MAX_LABEL:
+        return f"a label of {len(label.strip())} characters, expected {MAX_LABEL} at most"
     odds = value.get("probabilities")
     if odds is not None and (fault := _odds_fault(odds, label.strip())) is not None:
         return fault
@@ -107,8 +105,11 @@ def row_of(value: Mapping[str, Any], longest: int = MAX_LABEL) -> Row | str | No
 
 
 def parts(data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """(to learn from, held out) of rows with classes. Raises `DataInvalid`."""
-    learnt, held = halves(data, held_out, hold_out, seed)
+    """(to learn from, held out): of `held_out`, or of the data itself. Raises `DataInvalid`."""
+    if held_out is None:
+        learnt, held = split(data.rows, hold_out, seed)
+    else:
+        learnt, held = list(data.rows), list(read_data(held_out).rows)
     of = held_out or path
     known = {row.label for row in learnt}
     if strange := sorted({row.label for row in held} - known):
@@ -118,15 +119,6 @@ def parts(data: Data, path: Path, held_out: Path | None, hold_out: float, seed: 
     if len(held) < 2 or len(known) < 2:
         raise DataInvalid(f"{of}: {len(held)} rows are held out of {len(data.rows)}, expected more rows")
     return learnt, held
-
-
-def halves(
-    data: Data, held_out: Path | None, hold_out: float, seed: int, longest: int = MAX_LABEL
-) -> tuple[list[Row], list[Row]]:
-    """(to learn from, held out): of `held_out`, or of the data itself. Raises `DataInvalid`."""
-    if held_out is None:
-        return split(data.rows, hold_out, seed)
-    return list(data.rows), list(read_data(held_out, longest).rows)
 
 
 def split(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:

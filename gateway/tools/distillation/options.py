@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,6 @@ from gateway.tools.distillation.repository import CANARY
 
 Precision = Literal["int8", "fp16", "fp32"]
 Progress = Callable[[str], None]
-Counted = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
-"""(what is done, how many, of what) -> told how many more are done."""
 
 
 @dataclass(frozen=True, slots=True)

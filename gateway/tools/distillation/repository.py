@@ -78,13 +78,6 @@ def snippet(name: str, share: int, *, unsure: bool) -> str:
     return _snippet(name, backend, share, "escalate_above: 0", cascade)
 
 
-def writing_snippet(name: str, folder: Path, share: int, accept_above: float) -> str:
-    """As `snippet`, of a model that the gateway runs by itself."""
-    cascade = f"cascade: {{check: logprobs, accept_above: {accept_above:.4f}}}"
-    backend = f"adapter: onnx, path: {folder}, task: generate"
-    return _snippet(name, backend, share, "escalate_above: 0", cascade)
-
-
 def _snippet(name: str, backend: str, share: int, *choice: str) -> str:
     """`choice`: the lines of the route that say when the large model is asked."""
     chosen = "\n      ".join(choice)

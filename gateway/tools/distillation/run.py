@@ -55,7 +55,7 @@ def distil(wish: Wish, progress: Progress) -> Distilled:
 
 def _job(wish: Wish, labels: tuple[str, ...], tokenizer: Path, vectors: Path) -> dict[str, object]:
     return {
-        "task": "classify", "labels": labels, "plan": asdict(wish.training), "width": wish.width,
+        "labels": labels, "plan": asdict(wish.training), "width": wish.width,
         "hidden": wish.hidden, "precision": wish.precision, "tensorrt": wish.tensorrt,
         "max_tokens": MAX_TOKENS, "tokenizer": str(tokenizer),
         "vectors": str(vectors), "tuning": asdict(wish.tuning) if wish.large else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from .errors import Unfit
 from .export import export
 from .progress import shown
 from .pruning import zeros_of
@@ -36,16 +34,8 @@ def run(given: Sequence[str]) -> None:
     digest = hashlib.sha256(f"{json.dumps(decides, sort_keys=True)} {text}".encode()).hexdigest()
     torch.manual_seed(job["plan"]["seed"])
     torch.set_num_threads(job["threads"])
-    try:
-        if job["task"] == "generate":
-            from .lm_training import write  # noqa: PLC0415 - transformers takes seconds to import
-
-            about = write(job, rows, digest, Path(folder), quiet=how == "quiet")
-        else:
-            source = Path(transformer) if transformer else None
-            about = classify(job, rows, digest, Path(folder), source, quiet=how == "quiet")
-    except Unfit as fault:
-        sys.exit(str(fault))
+    source = Path(transformer) if transformer else None
+    about = classify(job, rows, digest, Path(folder), source, quiet=how == "quiet")
     about["seconds"] = round(time.monotonic() - started, 1)
     (Path(folder) / "trained.json").write_text(json.dumps(about))
 

@@ -1,1 +1,0 @@
-"""What a language model needs between its passes: prompts written, tokens chosen, texts put together. Pure."""
