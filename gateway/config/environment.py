@@ -12,7 +12,7 @@ from gateway.config.backends import section_of
 from gateway.config.errors import Fault, KeyPath, closest
 from gateway.config.schema import Config
 from gateway.config.validation import Section
-from gateway.config.yaml_scalars import ScalarInvalid, resolve_scalar
+from gateway.config.yaml_values import ScalarInvalid, resolve_scalar
 from gateway.errors import StartFailed
 
 _PREFIX = "NEARHIT_"

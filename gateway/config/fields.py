@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
-from gateway.config.schema_types import Written
+from gateway.config.schema_types import Form
 from gateway.config.validation import Problem, Section
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?", re.ASCII)
-_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+_NAME = Form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-', at most 64")
+_ENVIRONMENT_NAME = Form(
+    r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+    "the name of an environment variable such as OPENAI_API_KEY, not the secret itself",
+)
+_DEVICE = Form(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
+_KEY_HASH = Form(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
 
 
 def parse_name(value: object) -> str:
     """A name that is safe in a log, a label, a header and a key."""
-    if isinstance(value, str) and _NAME.fullmatch(value):
-        return value
-    hint = "; put it in quotes" if isinstance(value, bool | int | float) else ""
-    raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', at most 64, got {show(value)}{hint}")
+    if isinstance(value, bool | int | float):
+        raise ValueError(f"expected {_NAME.expected}, got {show(value)}; put it in quotes")
+    return _NAME.read(value)[0]
 
 
 def parse_folder(value: object) -> Path:
@@ -48,9 +48,9 @@ def _path(value: object, kind: str) -> Path:
 
 def parse_environment_name(value: object) -> str:
     """A wrong value is not repeated: people paste the secret itself here."""
-    if isinstance(value, str) and _ENVIRONMENT_NAME.fullmatch(value):
-        return value
-    raise ValueError("expected the name of an environment variable such as OPENAI_API_KEY, not the secret itself")
+    if match := _ENVIRONMENT_NAME.match(value):
+        return match[0]
+    raise ValueError(f"expected {_ENVIRONMENT_NAME.expected}")
 
 
 def switched(section: type[Section], example: str) -> Callable[[object], object]:
@@ -83,16 +83,14 @@ def beside_triton(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Pro
 
 def parse_device(value: object) -> str:
     """Where an index is searched."""
-    if isinstance(value, str) and _DEVICE.fullmatch(value):
-        return value
-    raise ValueError(f"expected cpu, cuda or cuda:N, got {show(value)}")
+    return _DEVICE.read(value)[0]
 
 
 def parse_key_hash(value: object) -> str:
     """A wrong value is not repeated: it may be the key itself."""
-    if isinstance(value, str) and _SHA256_HEX.fullmatch(value):
-        return value.lower()
-    raise ValueError("expected the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
+    if match := _KEY_HASH.match(value):
+        return match[0].lower()
+    raise ValueError(f"expected {_KEY_HASH.expected}")
 
 
 def parse_version(value: object) -> int:
@@ -102,11 +100,11 @@ def parse_version(value: object) -> int:
     raise ValueError(f"expected 1, the only version there is, got {show(value)}")
 
 
-IndexDevice = Annotated[str, BeforeValidator(parse_device), Written(written.DEVICE)]
-Name = Annotated[str, BeforeValidator(parse_name), Written(written.NAME)]
+IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]
+Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema(_NAME.schema)]
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
 File = Annotated[Path, BeforeValidator(parse_file, json_schema_input_type=str)]
-EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), Written(written.ENVIRONMENT_NAME)]
-KeyHash = Annotated[str, BeforeValidator(parse_key_hash), Written(written.KEY_HASH)]
-Version = Annotated[int, BeforeValidator(parse_version), Written(written.ONE)]
+EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), WithJsonSchema(_ENVIRONMENT_NAME.schema)]
+KeyHash = Annotated[str, BeforeValidator(parse_key_hash), WithJsonSchema(_KEY_HASH.schema)]
+Version = Annotated[int, BeforeValidator(parse_version), WithJsonSchema({"const": 1})]
 Text = Annotated[str, Field(min_length=1, max_length=512)]

@@ -9,28 +9,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, NamedTuple
 
-from pydantic import BeforeValidator, PlainValidator
+from pydantic import BeforeValidator, ByteSize, PlainValidator, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
-from gateway.config.schema_types import Written
+from gateway.config.schema_types import OFF, SWITCH, Form, any_of
 
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
+_DURATION = Form(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", "a duration such as 250ms, 30s, 5m, 24h or 7d")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_S = 3650 * 86400.0  # sums with wall clocks stay exact, and nobody means more than ten years
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%", re.ASCII)
+_PERCENT = Form(r"(100(\.0{1,9})?|0?\d{1,2}(\.\d{1,9})?)%", "a share such as 1%")  # in [0, 1], for editors
 
-_SIZE = re.compile(r"(\d{1,15})(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", re.ASCII)
-_BYTES = {
-    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
+_SIZE = Form(r"(\d{1,15})(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", "a size such as 64MiB, 1GB or a number of bytes")
 _LARGEST_BYTES = 2**50
 
-_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)/s", re.ASCII)
+_RATE = Form(r"(\d{1,6}(?:\.\d{1,6})?)/s", "a rate such as 50/s")
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", re.ASCII)
+_ADDRESS = Form(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080")
 
 
 class Address(NamedTuple):
@@ -52,9 +48,7 @@ def parse_duration(value: object) -> float:
     """Seconds in [0, 10 years]. A number without a unit is refused, as nobody can tell which was meant; 0 is 0."""
     if value == 0 and not isinstance(value, bool):
         return 0.0
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"expected a duration such as 250ms, 30s, 5m, 24h or 7d, got {show(value)}")
+    match = _DURATION.read(value)
     seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds > _LONGEST_S:
         raise ValueError(f"expected a duration of at most 3650d, got {show(value)}")
@@ -103,13 +97,11 @@ def parse_positive_share(value: object) -> float:
 
 def parse_size(value: object) -> int:
     """Bytes in [1, 1 PiB]: a whole number, or one with a unit."""
-    size: int | None = None
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
-    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        size = int(match[1]) * _BYTES[match[2]]
-    if size is None:
-        raise ValueError(f"expected a size such as 64MiB, 1GB or a number of bytes, got {show(value)}")
+    else:
+        match = _SIZE.read(value)
+        size = int(match[1]) * int(ByteSize.byte_sizes[match[2].lower()])
     if not 1 <= size <= _LARGEST_BYTES:
         raise ValueError(f"expected a size between 1B and 1024TiB, got {show(value)}")
     return size
@@ -117,10 +109,7 @@ def parse_size(value: object) -> int:
 
 def parse_rate(value: object) -> float:
     """A second, in [0.1, 100000]."""
-    match = _RATE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"expected a rate such as 50/s, got {show(value)}")
-    rate = float(match[1])
+    rate = float(_RATE.read(value)[1])
     if not 0.1 <= rate <= 100_000:
         raise ValueError(f"expected a rate between 0.1/s and 100000/s, got {show(value)}")
     return rate
@@ -130,35 +119,10 @@ def parse_address(value: object) -> Address:
     """`HOST:PORT`, an IPv6 address in brackets."""
     if isinstance(value, Address):
         return value
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[2]) > 65535:
-        raise ValueError(f"expected HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, got {show(value)}")
+    match = _ADDRESS.read(value)
+    if int(match[2]) > 65535:
+        raise ValueError(f"expected {_ADDRESS.expected}, got {show(value)}")
     return Address(match[1].strip("[]"), int(match[2]))
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration), Written(written.DURATION)]
-"""Seconds, at least 0."""
-
-PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration), Written(written.POSITIVE_DURATION)]
-"""Seconds, more than 0."""
-
-DurationOrOff = Annotated[float | None, BeforeValidator(parse_duration_or_off), Written(written.DURATION_OR_OFF)]
-"""Seconds, more than 0; None where it is off."""
-
-Share = Annotated[float, BeforeValidator(parse_share), Written(written.SHARE)]
-"""In [0, 1]."""
-
-PositiveShare = Annotated[float, BeforeValidator(parse_positive_share), Written(written.POSITIVE_SHARE)]
-"""In (0, 1]."""
-
-Size = Annotated[int, BeforeValidator(parse_size), Written(written.SIZE)]
-"""Bytes, at least 1."""
-
-Rate = Annotated[float, BeforeValidator(parse_rate), Written(written.RATE)]
-"""A second, more than 0."""
-
-Listen = Annotated[Address, PlainValidator(parse_address), Written(written.ADDRESS)]
-"""Where to listen."""
 
 
 def parse_switch(value: object) -> bool:
@@ -170,4 +134,37 @@ def parse_switch(value: object) -> bool:
     raise ValueError(f"expected on or off, got {show(value)}")
 
 
-Switch = Annotated[bool, BeforeValidator(parse_switch), Written(written.SWITCH)]
+_LONGER = Form("(?=.*[1-9])" + _DURATION.pattern, _DURATION.expected).schema
+_SOME = Form("(?=.*[1-9])" + _PERCENT.pattern, _PERCENT.expected).schema
+SHARE = any_of(_PERCENT.schema, {"type": "number", "minimum": 0, "maximum": 1})
+POSITIVE_SHARE = any_of(_SOME, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+
+Duration = Annotated[float, BeforeValidator(parse_duration), WithJsonSchema(any_of(_DURATION.schema, {"const": 0}))]
+"""Seconds, at least 0."""
+
+PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration), WithJsonSchema(_LONGER)]
+"""Seconds, more than 0."""
+
+DurationOrOff = Annotated[
+    float | None, BeforeValidator(parse_duration_or_off), WithJsonSchema(any_of(_LONGER, OFF, {"type": "null"}))
+]
+"""Seconds, more than 0; None where it is off."""
+
+Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema(SHARE)]
+"""In [0, 1]."""
+
+PositiveShare = Annotated[float, BeforeValidator(parse_positive_share), WithJsonSchema(POSITIVE_SHARE)]
+"""In (0, 1]."""
+
+Size = Annotated[
+    int, BeforeValidator(parse_size), WithJsonSchema(any_of(_SIZE.schema, {"type": "integer", "minimum": 1}))
+]
+"""Bytes, at least 1."""
+
+Rate = Annotated[float, BeforeValidator(parse_rate), WithJsonSchema(_RATE.schema)]
+"""A second, more than 0."""
+
+Listen = Annotated[Address, PlainValidator(parse_address), WithJsonSchema(_ADDRESS.schema)]
+"""Where to listen."""
+
+Switch = Annotated[bool, BeforeValidator(parse_switch), WithJsonSchema(SWITCH)]

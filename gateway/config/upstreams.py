@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import show
 from gateway.config.fields import EnvironmentName, Text, switched
-from gateway.config.schema_types import POSITIVE_SHARE, Written, text
-from gateway.config.units import PositiveDuration, Share, parse_positive_share
+from gateway.config.schema_types import Form
+from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, parse_positive_share
 from gateway.config.urls import GrpcUrl, HttpUrl, grpc_url, http_url
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 MAX_UPSTREAMS = 256
 MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
-_QUANTILE = re.compile(r"p([5-9]\d(?:\.\d)?)", re.ASCII)
-_PERCENTILE = text(r"p[5-9]\d(\.\d)?", "a percentile such as p95")
+_PERCENTILE = Form(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
 _Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -46,10 +44,7 @@ class Retries(Section):
 
 def _quantile(value: object) -> float:
     """`p95` -> 0.95"""
-    match = _QUANTILE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"expected a percentile from p50 to p99.9 such as p95, got {show(value)}")
-    return float(match[1]) / 100
+    return float(_PERCENTILE.read(value)[1]) / 100
 
 
 def _hedge_budget(value: object) -> float:
@@ -69,8 +64,10 @@ class BatchRule(Section):
 class Hedge(Section):
     """When a second upstream is asked while the first one has not answered."""
 
-    after: Annotated[float, BeforeValidator(_quantile), Written(_PERCENTILE)] = 0.95  # of its predicted latency
-    budget: Annotated[float, BeforeValidator(_hedge_budget), Written(POSITIVE_SHARE)] = 0.05  # of the calls
+    after: Annotated[float, BeforeValidator(_quantile), WithJsonSchema(_PERCENTILE.schema)] = (
+        0.95  # of its predicted latency
+    )
+    budget: Annotated[float, BeforeValidator(_hedge_budget), WithJsonSchema(POSITIVE_SHARE)] = 0.05  # of the calls
 
 
 def _http_upstream(value: object) -> HttpUpstream:
@@ -80,11 +77,6 @@ def _http_upstream(value: object) -> HttpUpstream:
 
 def _grpc_upstream(value: object) -> GrpcUpstream:
     return GrpcUpstream(url=grpc_url(value)) if isinstance(value, str) else GrpcUpstream.model_validate(value)
-
-
-def _word_or_off(value: object) -> object:
-    """YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
-    return "off" if value is False else value
 
 
 def _models(value: object) -> object:
@@ -112,7 +104,7 @@ ModelMap = Annotated[Mapping[Text, Text], BeforeValidator(_models)]
 Sticky = Annotated[
     Literal["off", "conversation", "user"],
     one_of("off", "conversation", "user"),
-    BeforeValidator(_word_or_off, json_schema_input_type=Literal["off", "conversation", "user"] | bool),
+    WithJsonSchema({"enum": ["off", "conversation", "user", False]}),
 ]
 """What is kept on one upstream, where its KV cache lies."""
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
-from gateway.config.schema_types import Written
+from gateway.config.schema_types import Form
 from gateway.config.store_url import target_of
 
 
@@ -77,9 +76,16 @@ def exact_url(value: object) -> str:
     return str(value)
 
 
-HttpUrl = Annotated[str, BeforeValidator(http_url), Written(written.HTTP_URL)]
-ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), Written(written.HTTP_URL)]
-ExactUrl = Annotated[str, BeforeValidator(exact_url), Written(written.HTTP_URL)]
-GrpcUrl = Annotated[str, BeforeValidator(grpc_url), Written(written.GRPC_URL)]
+_HTTP = WithJsonSchema(Form(r"[Hh][Tt][Tt][Pp][Ss]?://.+", "a URL such as https://api.openai.com/v1").schema)
+_GRPC = WithJsonSchema(Form(r"[Gg][Rr][Pp][Cc][Ss]?://.+", "grpc://HOST:PORT or grpcs://HOST:PORT").schema)
+_INDEX = WithJsonSchema(
+    Form(
+        r"([Hh][Tt][Tt][Pp][Ss]?://[^@/]+(/.*)?|.+\.db)", "a URL such as http://127.0.0.1:19530, or a file *.db"
+    ).schema
+)
+HttpUrl = Annotated[str, BeforeValidator(http_url), _HTTP]
+ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), _HTTP]
+ExactUrl = Annotated[str, BeforeValidator(exact_url), _HTTP]
+GrpcUrl = Annotated[str, BeforeValidator(grpc_url), _GRPC]
 StoreUrl = Annotated[str, BeforeValidator(store_url)]
-IndexUrl = Annotated[str, BeforeValidator(index_url), Written(written.INDEX_URL)]
+IndexUrl = Annotated[str, BeforeValidator(index_url), _INDEX]

@@ -81,9 +81,13 @@ def complaints(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
 
 
 def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
-    """A choice between words. Those in `later` are known, and refused as not yet there."""
+    """A choice between words. Those in `later` are known, and refused as not yet there.
+
+    YAML 1.1 reads a bare `off` as false; where `off` is one of the words, false means it."""
 
     def check(value: object) -> object:
+        if value is False and "off" in allowed:
+            return "off"
         if isinstance(value, str) and value in allowed:
             return value
         expected = f"expected {'one of: ' if len(allowed) > 1 else ''}{', '.join(allowed)}"

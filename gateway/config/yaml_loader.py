@@ -15,9 +15,11 @@ from typing import Any
 import yaml
 
 from gateway.config.errors import ConfigInvalid, Fault, KeyPath, show
-from gateway.config.yaml_values import MAX_DEPTH, MAX_NODES, BoundExceeded, Expansion
+from gateway.config.yaml_values import Expansion
 
 MAX_BYTES = 2**20
+_MAX_VALUES = 20_000  # of one file with every anchor written out: a bomb of nine lines has billions
+_MAX_DEPTH = 32
 
 _LINE_BREAK = re.compile(rb"\r\n|\r|\n")
 
@@ -58,40 +60,34 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> S
     `${VAR}` in text is replaced from `environ`; None forbids it. Raises `ConfigInvalid` for what leaves nothing to
     read on: syntax, encoding, bounds. Any other fault is in `Source.faults`.
     """
-
-    def fatal(line: int, message: str) -> ConfigInvalid:
-        return ConfigInvalid([Fault(file, line, (), message)])
-
     if len(content) > MAX_BYTES:
-        raise fatal(1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
+        raise _fatal(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + len(_LINE_BREAK.findall(content, 0, error.start))
-        raise fatal(line, f"invalid UTF-8 at byte {error.start}, expected UTF-8 text") from None
+        raise _fatal(file, line, f"invalid UTF-8 at byte {error.start}, expected UTF-8 text") from None
     try:
-        loader = _BoundedLoader(text)
+        loader = _BoundedLoader(text, file)
     except yaml.reader.ReaderError as error:
         line = 1 + len(_LINE_BREAK.findall(text[: error.position].encode()))
-        raise fatal(line, f"character U+{error.character:04X} is not allowed, expected printable text") from None
-    expansion = Expansion(environ)
+        raise _fatal(file, line, f"character U+{error.character:04X} is not allowed, expected printable text") from None
+    expansion = Expansion(file, environ)
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "text"
             line = 1 if root is None else root.start_mark.line + 1
-            raise fatal(line, f"expected a mapping at the top level such as version: 1, got {found}")
+            raise _fatal(file, line, f"expected a mapping at the top level such as version: 1, got {found}")
         value = expansion.mapping(root, ())
-    except BoundExceeded as error:
-        raise fatal(error.line, error.sentence) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise fatal(mark.line + 1, f"not valid YAML: {_in_words(error)}") from None
+        raise _fatal(file, mark.line + 1, f"not valid YAML: {_in_words(error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
-        raise fatal(loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
-    faults = tuple(Fault(file, line, path, message) for line, path, message in expansion.faults)
-    return Source(file, value, expansion.marks, faults, expansion.substituted, frozenset(expansion.unreadable))
+        raise _fatal(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
+    faults, unreadable = tuple(expansion.faults), frozenset(expansion.unreadable)
+    return Source(file, value, expansion.marks, faults, expansion.substituted, unreadable)
 
 
 def read_file(path: Path, expected: str) -> bytes:
@@ -110,11 +106,17 @@ def read_file(path: Path, expected: str) -> bytes:
     raise ConfigInvalid([Fault(str(path), 1, (), f"{problem}, expected {expected}")])
 
 
+def _fatal(file: str, line: int, message: str) -> ConfigInvalid:
+    return ConfigInvalid([Fault(file, line, (), message)])
+
+
 def _in_words(error: yaml.MarkedYAMLError) -> str:
     """The parser's own words in the order of our sentences: what is wrong, then what was expected."""
     problem, context, begun = str(error.problem), str(error.context or ""), error.context_mark
     if context.startswith("expected"):
         return f"{context}, {problem}"
+    if problem == "second occurrence":
+        return f"{context.partition(';')[0]}, expected another name"
     if "'\\t'" in problem:
         return f"{problem}, expected spaces"
     if "expected" in problem:
@@ -132,22 +134,43 @@ _HINTS = {
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Composes nodes, not too many and not too deep. Nothing is constructed from them by PyYAML."""
+    """Composes nodes, not too many and not too deep. An alias counts as all that its anchor holds.
 
-    def __init__(self, text: str) -> None:
+    PyYAML constructs nothing from them.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
         super().__init__(text)
-        self._depth = 0
-        self._count = 0
+        self._file = file
+        self._values = 0
+        self._level = 0
+        self._deepest = 0
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each node that has ended
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        line = self.get_mark().line + 1
-        self._count += 1
-        if self._count > MAX_NODES:
-            raise BoundExceeded(line, f"more than {MAX_NODES} values, expected fewer")
-        if self._depth >= MAX_DEPTH:
-            raise BoundExceeded(line, f"more than {MAX_DEPTH} levels deep, expected fewer")
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call] # not in the stubs
+        if self.check_event(yaml.AliasEvent):
+            node: Any = super().compose_node(parent, index)
+            if node not in self._sizes:
+                line = node.start_mark.line + 1
+                raise _fatal(self._file, line, "an anchor that contains itself, expected one that ends")
+            self._add(line, *self._sizes[node])
+            return node
+        self._add(line, 1, 1)
+        before, around = self._values - 1, self._deepest
+        self._level += 1
+        self._deepest = self._level
+        node = super().compose_node(parent, index)
+        self._sizes[node] = self._values - before, self._deepest - self._level + 1
+        self._level -= 1
+        self._deepest = max(around, self._deepest)
+        return node
+
+    def _add(self, line: int, values: int, levels: int) -> None:
+        self._values += values
+        if self._values > _MAX_VALUES:
+            sentence = f"more than {_MAX_VALUES} values with all anchors expanded, expected fewer"
+            raise _fatal(self._file, line, sentence)
+        self._deepest = max(self._deepest, self._level + levels)
+        if self._deepest > _MAX_DEPTH:
+            raise _fatal(self._file, line, f"more than {_MAX_DEPTH} levels deep, expected fewer")

@@ -1,4 +1,4 @@
-"""From YAML nodes to plain values: anchors, merge keys, `${VAR}`, and what is not allowed of them."""
+"""From YAML nodes to plain values: anchors, merge keys, `${VAR}`, scalars, and what is not allowed of them."""
 
 from __future__ import annotations
 
@@ -8,55 +8,56 @@ from typing import Any
 
 import yaml
 
-from gateway.config.errors import KeyPath, show
-from gateway.config.yaml_scalars import ScalarInvalid, construct_scalar, is_tag, resolve_scalar, tag_name
-
-MAX_NODES = 20_000  # values of one file with every anchor written out: a bomb of nine lines has billions
-MAX_DEPTH = 32
+from gateway.config.errors import Fault, KeyPath, show
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_TAG = "tag:yaml.org,2002:"
+_MAX_DIGITS = 64  # arithmetic on huge numbers, `1:0:0:0...` among them, takes more than linear time
+_SCALARS: Mapping[str, str] = {
+    "null": "null",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    # No key takes a date, and a bare `=` or `<<` as a value means nothing special.
+    **dict.fromkeys(("str", "timestamp", "value", "merge"), "text"),
+}
 
 _Entry = tuple[str, yaml.Node, yaml.Node]
 
 
-class BoundExceeded(Exception):
-    """More than one file may hold."""
-
-    def __init__(self, line: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.line = line
-        self.sentence = sentence
+class ScalarInvalid(ValueError):
+    """A scalar that is not what its tag or its looks say; the text is the whole sentence."""
 
 
 class Expansion:
-    """Turns the nodes of one document into values, noting where each is and what is wrong with it."""
+    """Turns the nodes of one document into values, noting where each is and what is wrong with it.
 
-    def __init__(self, environ: Mapping[str, str] | None) -> None:
+    No anchor of the document may contain itself.
+    """
+
+    def __init__(self, file: str, environ: Mapping[str, str] | None) -> None:
         self.marks: dict[KeyPath, tuple[int, int]] = {(): (1, 1)}
-        self.faults: list[tuple[int, KeyPath, str]] = []
+        self.faults: list[Fault] = []
         self.substituted: dict[KeyPath, str] = {}  # the text as written where `${VAR}` was replaced
         self.unreadable: set[KeyPath] = set()  # where a fault left only a stand-in
+        self._file = file
         self._environ = environ
-        self._count = 0
-        self._open: list[yaml.Node] = []  # from the top down to the node at hand
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         """The mapping with its merges; a key of its own goes before a merged one."""
-        self._enter(node)
         self._check_tag(node, path, "map")
         found: dict[str, Any] = {}
         for key, key_node, value_node in self._entries(node, path):
             self.marks[(*path, key)] = _place(key_node)
             found[key] = self._value(value_node, (*path, key))
-        self._open.pop()
         return found
 
     def _entries(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[_Entry]:
         own: dict[str, _Entry] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            if isinstance(key_node, yaml.ScalarNode) and is_tag(key_node, "merge"):
+            if isinstance(key_node, yaml.ScalarNode) and _is_tag(key_node, "merge"):
                 merged.append(value_node)
             elif (key := self._key(key_node, path)) is None:
                 continue
@@ -75,7 +76,6 @@ class Expansion:
 
     def _merged(self, node: yaml.Node, path: KeyPath) -> Iterator[_Entry]:
         """The entries that `<<: node` brings; of a list of mappings, an earlier one goes first."""
-        self._enter(node)
         if isinstance(node, yaml.MappingNode):
             yield from self._entries(node, path)
         elif isinstance(node, yaml.SequenceNode) and all(isinstance(i, yaml.MappingNode) for i in node.value):
@@ -83,16 +83,13 @@ class Expansion:
                 yield from self._merged(item, path)
         else:
             self._fault(node, (*path, "<<"), "expected a mapping, or a list of mappings, to merge")
-        self._open.pop()
 
     def _key(self, node: yaml.Node, path: KeyPath) -> str | None:
-        self._enter(node)
-        self._open.pop()
         if not isinstance(node, yaml.ScalarNode):
             self._fault(node, (*path, "?"), "a mapping or a list cannot be a key, expected text")
             return None
         try:
-            value = construct_scalar(node.tag, node.value)
+            value = _construct_scalar(node.tag, node.value)
         except ScalarInvalid as invalid:
             self._fault(node, (*path, node.value), str(invalid))
             return None
@@ -104,28 +101,24 @@ class Expansion:
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
-        self._enter(node)
-        value: Any = None
         if isinstance(node, yaml.ScalarNode):
-            value = self._scalar(node, path)
-        elif isinstance(node, yaml.SequenceNode):
-            self._check_tag(node, path, "seq")
-            value = []
-            for index, item in enumerate(node.value):
-                self.marks[(*path, index)] = _place(item)
-                value.append(self._value(item, (*path, index)))
-        self._open.pop()
-        return value
+            return self._scalar(node, path)
+        self._check_tag(node, path, "seq")
+        items = []
+        for index, item in enumerate(node.value):
+            self.marks[(*path, index)] = _place(item)
+            items.append(self._value(item, (*path, index)))
+        return items
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         text = node.value
         try:
-            if not is_tag(node, "str") or "${" not in node.value:
-                return construct_scalar(node.tag, node.value)
+            if not _is_tag(node, "str") or "${" not in node.value:
+                return _construct_scalar(node.tag, node.value)
             text = _VARIABLE.sub(self._variable, node.value)
             self.substituted[path] = node.value
             # Without quotes a variable may hold a number; with them it stays text.
-            return resolve_scalar(text) if node.style is None else construct_scalar(node.tag, text)
+            return resolve_scalar(text) if node.style is None else _construct_scalar(node.tag, text)
         except ScalarInvalid as invalid:
             self.unreadable.add(path)
             # What came out of a variable is not repeated: it may be a secret.
@@ -145,23 +138,45 @@ class Expansion:
         return self._environ[name]
 
     def _check_tag(self, node: yaml.Node, path: KeyPath, expected: str) -> None:
-        if not is_tag(node, expected):
-            self._fault(node, path, f"the tag {show(tag_name(node.tag))} is not supported, expected none")
-
-    def _enter(self, node: yaml.Node) -> None:
-        line = node.start_mark.line + 1
-        self._count += 1
-        if self._count > MAX_NODES:
-            raise BoundExceeded(line, f"more than {MAX_NODES} values with all anchors expanded, expected fewer")
-        if any(node is ancestor for ancestor in self._open):
-            raise BoundExceeded(line, "an anchor that contains itself, expected one that ends")
-        if len(self._open) >= MAX_DEPTH:
-            raise BoundExceeded(line, f"more than {MAX_DEPTH} levels deep, expected fewer")
-        self._open.append(node)
+        if not _is_tag(node, expected):
+            self._fault(node, path, f"the tag {show(_tag_name(node.tag))} is not supported, expected none")
 
     def _fault(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        self.faults.append((node.start_mark.line + 1, path, message))
+        self.faults.append(Fault(self._file, _place(node)[0], path, message))
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _is_tag(node: yaml.Node, name: str) -> bool:
+    """Whether the node has this tag of YAML's own, such as `map`."""
+    return str(node.tag) == _TAG + name
+
+
+def _tag_name(tag: str) -> str:
+    """The tag as it is written: `!!set`."""
+    return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
+
+
+def resolve_scalar(text: str) -> Any:
+    """A text as an unquoted scalar: `8` is a number, `off` false, `24h` text. Raises `ScalarInvalid`."""
+    loader = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call] # not in the stubs
+    return _construct_scalar(tag, text)
+
+
+def _construct_scalar(tag: str, text: str) -> Any:
+    """The value of a scalar that the parser has given a tag. Raises `ScalarInvalid`."""
+    kind = tag.removeprefix(_TAG)
+    if kind not in _SCALARS:
+        raise ScalarInvalid(f"the tag {show(_tag_name(tag))} is not supported, expected a plain value")
+    if kind in ("int", "float") and len(text) > _MAX_DIGITS:
+        raise ScalarInvalid(f"expected a number of at most {_MAX_DIGITS} characters, got {show(text)}")
+    try:
+        text.encode()
+        return text if _SCALARS[kind] == "text" else yaml.SafeLoader("").construct_object(yaml.ScalarNode(tag, text))
+    except UnicodeEncodeError:
+        raise ScalarInvalid("half of a surrogate pair, expected whole Unicode characters") from None
+    except (ValueError, KeyError, IndexError, OverflowError):  # `0b_`, `!!int x`, 5,000 digits
+        raise ScalarInvalid(f"expected {_SCALARS[kind]}, got {show(text)}") from None

@@ -76,6 +76,11 @@ def test_an_anchor_that_contains_itself_is_refused(text: str) -> None:
     assert refused(text) == "file.yaml:1: (document): an anchor that contains itself, expected one that ends"
 
 
+def test_a_second_anchor_of_one_name_is_refused() -> None:
+    fault = "file.yaml:2: (document): not valid YAML: found duplicate anchor 'x', expected another name"
+    assert refused("a: &x 1\nb: &x 2") == fault
+
+
 def test_size_is_bounded() -> None:
     assert refused("#" * (MAX_BYTES + 1)) == (
         "file.yaml:1: (document): larger than 1048576 bytes, expected a smaller file"

@@ -5,33 +5,29 @@ Field names of the sections are the keys of the file. `gateway.limits` does the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
-from gateway.config.schema_types import Schema, Shorthand, Written, any_of
-from gateway.config.units import PositiveShare
+from gateway.config.schema_types import Form, Schema, Shorthand, any_of
+from gateway.config.units import PositiveShare, Switch
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.limits import Cap, Limits, Pace, Per
 
-_PACE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", re.ASCII)
+_PACE = Form(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", "a rate such as 20/s, 600/min, 5k/h or 1M/day")
 
 _TIMES = {None: 1, "k": 1_000, "M": 1_000_000}
 
-_DOLLARS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?USD", re.ASCII)
+_DOLLARS = Form(r"(\d{1,9}(?:\.\d{1,6})?) ?USD", "an amount such as 20 USD or 0.5 USD")
 
 _LARGEST = 10**12
 
 
 def parse_pace(value: object) -> Pace:
     """`600/min`, `100k/day`; the burst is the whole amount."""
-    match = _PACE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"expected a rate such as 20/s, 600/min, 5k/h or 1M/day, got {show(value)}")
+    match = _PACE.read(value)
     amount = float(match[1]) * _TIMES[match[2]]
     if amount != int(amount) or not 1 <= amount <= _LARGEST:
         raise ValueError(f"expected a whole number between 1 and {_LARGEST} a period, got {show(value)}")
@@ -40,16 +36,15 @@ def parse_pace(value: object) -> Pace:
 
 def parse_micros(value: object) -> int:
     """Millionths of a dollar, from `20 USD`."""
-    match = _DOLLARS.fullmatch(value) if isinstance(value, str) else None
-    micros = round(float(match[1]) * 1e6) if match else 0
+    micros = round(float(_DOLLARS.read(value)[1]) * 1e6)
     if micros <= 0:
-        raise ValueError(f"expected an amount such as 20 USD or 0.5 USD, got {show(value)}")
+        raise ValueError(f"expected {_DOLLARS.expected}, got {show(value)}")
     return micros
 
 
-_PaceField = Annotated[Pace, PlainValidator(parse_pace), Written(written.PACE)]
+_PaceField = Annotated[Pace, PlainValidator(parse_pace), WithJsonSchema(_PACE.schema)]
 
-_Micros = Annotated[int, BeforeValidator(parse_micros), Written(written.DOLLARS)]
+_Micros = Annotated[int, BeforeValidator(parse_micros), WithJsonSchema(_DOLLARS.schema)]
 
 
 class PaceRule(Section):
@@ -66,7 +61,7 @@ def _paces(value: object) -> object:
 
 
 def _one_or_more_paces(inner: Schema) -> Schema:
-    item = any_of(written.PACE, inner["items"])
+    item = any_of(_PACE.schema, inner["items"])
     return any_of(*item["anyOf"], {"type": "array", "items": item})
 
 
@@ -92,14 +87,6 @@ class CostRule(Section):
             yield Problem(None, "one of per_day and per_month is required, e.g. per_day: 20 USD")
 
 
-def _switch(value: object) -> object:
-    if value in ("on", "off"):
-        return value == "on"
-    if isinstance(value, bool):
-        return value
-    raise ValueError(f"expected on or off, got {show(value)}")
-
-
 class LimitRule(Section):
     """What everybody of a kind may have of a route."""
 
@@ -109,7 +96,7 @@ class LimitRule(Section):
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     large_share: PositiveShare | None = None
     cost: CostRule | None = None
-    count_hits: Annotated[bool, BeforeValidator(_switch), Written(written.SWITCH)] = False
+    count_hits: Switch = False
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

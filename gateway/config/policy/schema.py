@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
-from gateway.config.fields import Name, Text, Version
+from gateway.config.fields import Name, Text, Version, switched
 from gateway.config.policy.limits import LimitRules, counted_twice, without_tiers
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
-from gateway.config.schema_types import Written, or_written
+from gateway.config.schema_types import OFF, SWITCH, or_written
 from gateway.config.units import (
+    SHARE,
     Duration,
     PositiveDuration,
     PositiveShare,
@@ -23,7 +23,6 @@ from gateway.config.units import (
     Size,
     Switch,
     parse_share,
-    parse_switch,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -58,7 +57,7 @@ class SemanticRule(Section):
     ttl: PositiveDuration = Field(examples=["1h"])
     max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
     min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(written.SHARE)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(SHARE)] = None
     learn: Switch = True
     coalesce: Switch = False
 
@@ -106,8 +105,8 @@ class AdmitRule(Section):
 class CacheRule(Section):
     """What may be served again, to whom, and how old."""
 
-    exact: Annotated[ExactRule | None, _or_off("ttl: 1h"), or_written(written.OFF)] = None
-    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%"), or_written(written.OFF)] = None
+    exact: Annotated[ExactRule | None, _or_off("ttl: 1h"), or_written(OFF)] = None
+    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%"), or_written(OFF)] = None
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
     jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
@@ -137,10 +136,10 @@ class TargetRule(Section):
     escalate_above: Steps = None
     large_share: Share | None = None
     quality: Share | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(written.SHARE)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(SHARE)] = None
     learn: Switch = True
     latency_budget: PositiveDuration | None = None
-    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), Written(written.SHARE)] = 0.95
+    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE)] = 0.95
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
     late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
         "soonest"
@@ -161,16 +160,6 @@ class RecordRule(Section):
 
     share: PositiveShare = 1.0
     prompts: Switch = False
-
-
-def _switch_or_rule(value: object) -> object:
-    """`on` stands for `{}`: all of them, without prompts."""
-    if value is None or isinstance(value, dict | RecordRule):
-        return value
-    try:
-        return {} if parse_switch(value) else None
-    except ValueError:
-        raise ValueError(f"expected on, off or {{share: 10%}}, got {show(value)}") from None
 
 
 class MatchRule(Section):
@@ -195,7 +184,9 @@ class RouteRule(Section):
     cache: CacheRule = Field(default_factory=CacheRule)
     route: TargetRule = Field(examples=["{backend: main}"])
     limits: LimitRules = ()
-    record: Annotated[RecordRule | None, BeforeValidator(_switch_or_rule), or_written(written.SWITCH)] = None
+    record: Annotated[RecordRule | None, BeforeValidator(switched(RecordRule, "{share: 10%}")), or_written(SWITCH)] = (
+        None
+    )
     expose_headers: Switch = True
 
     @classmethod

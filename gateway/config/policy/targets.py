@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config import schema_types as written
 from gateway.config.errors import show
 from gateway.config.fields import Text
-from gateway.config.schema_types import Written, any_of
-from gateway.config.units import PositiveShare, parse_positive_share, parse_share
+from gateway.config.schema_types import Schema, any_of
+from gateway.config.units import POSITIVE_SHARE, SHARE, PositiveShare, parse_positive_share, parse_share
 from gateway.config.validation import Problem, Section, one_of
 
 MAX_TIERS, MAX_SAMPLES = 8, 9
@@ -100,9 +99,15 @@ def _if_given(value: object) -> tuple[Part, ...] | None:
     return None if value is None else parse_parts(value)
 
 
-TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts), Written(written.PARTS)]
-Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given), Written(any_of(written.PARTS, {"type": "null"}))]
-Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), Written(written.STEPS)]
+_PARTS = any_of(
+    {"type": "string", "minLength": 1, "description": "a backend"},
+    {"type": "object", "minProperties": 1, "additionalProperties": POSITIVE_SHARE, "description": "backend: its part"},
+)
+_STEP: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_STEPS = any_of(_STEP, {"type": "array", "items": _STEP, "minItems": 1}, {"type": "null"})
+TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts), WithJsonSchema(_PARTS)]
+Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given), WithJsonSchema(any_of(_PARTS, {"type": "null"}))]
+Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
 
 class ShadowRule(Section):
@@ -117,7 +122,7 @@ class CascadeRule(Section):
     """How the lightest model's answer is checked."""
 
     check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
-    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), Written(written.SHARE)] = Field(
+    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] = Field(
         examples=["0.7"]
     )
     samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, WithJsonSchema
 
 from gateway.config.errors import Fault, KeyPath
 from gateway.config.fields import Text
-from gateway.config.schema_types import Written
 from gateway.config.validation import Problem, Section, one_of
 from gateway.config.yaml_loader import Source
 from gateway.messages import Bypass
@@ -33,11 +32,6 @@ _REASONS = (
 )
 CACHES = ("semantic", "exact", "off", *map(str, _REASONS))
 _BODIES = ("/v1/chat/completions", "/v1/messages")  # that a question alone makes
-
-
-def _off(value: object) -> object:
-    """YAML 1.1 reads a bare `off` as false."""
-    return "off" if value is False else value
 
 
 class RequestRule(Section):
@@ -67,9 +61,7 @@ class ExpectRule(Section):
     route: Text | None = None
     backend: Text | None = None
     tier: Text | None = None
-    cache: Annotated[str | None, one_of(*CACHES), BeforeValidator(_off), Written({"enum": [*CACHES, False, None]})] = (
-        None
-    )
+    cache: Annotated[str | None, one_of(*CACHES), WithJsonSchema({"enum": [*CACHES, False, None]})] = None
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] | None = None
 
     @classmethod
