@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.audit import AuditTrail
@@ -28,9 +27,6 @@ from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, K
 from gateway.steps.key_cache import Keyring
 from gateway.tasks import run_within
 
-if TYPE_CHECKING:
-    from gateway.admin.oidc_factory import OidcParts
-
 
 class Access:
     """Raises `StartFailed` where a named secret is not in the environment."""
@@ -45,9 +41,8 @@ class Access:
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
         trail = AuditTrail(file, stores.removals, telemetry)
         checks = [_by_key(self.keyring)]
-        self._oidc = None if auth.oidc is None else _oidc_parts(auth.oidc, clock)
-        if self._oidc is not None:
-            checks.append(self._oidc.check)
+        if auth.oidc is not None:
+            checks.append(_token_check(auth.oidc, clock))
         unlocked = token is None and auth.oidc is None
         entrance = Entrance(token, checks, failures, telemetry, unlocked=unlocked)
         self.guard = Guard(server.admin, server.admin_hosts, entrance, trail, clock)
@@ -73,8 +68,6 @@ class Access:
         """Follows the keys of the store, until `stack` ends it."""
         await self.keyring.refresh()
         stack.push_async_callback(self.keyring.close)
-        if self._oidc is not None:
-            stack.push_async_callback(self._oidc.close)
         run_within(stack, self.keyring.run())
 
 
@@ -82,10 +75,10 @@ def _configured(auth: Auth) -> dict[str, Permit]:
     return {digest: Permit("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests}
 
 
-def _oidc_parts(oidc: Oidc, clock: Clock) -> OidcParts:
+def _token_check(oidc: Oidc, clock: Clock) -> Check:
     """Raises `StartFailed`."""
-    parts: type[OidcParts] = import_module("gateway.admin.oidc_factory").OidcParts
-    return parts(oidc, clock)
+    check: Check = import_module("gateway.admin.oidc_factory").token_check(oidc, clock)
+    return check
 
 
 def _by_key(keyring: Keyring) -> Check:

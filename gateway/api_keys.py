@@ -14,6 +14,7 @@ from gateway.limits import Limits
 from gateway.principal import Permit
 from gateway.roles import Role
 
+# API keys as they are kept. Pure. Times: wall clock, seconds.
 VERSION = 1
 
 _RULES: TypeAdapter[Any] = TypeAdapter(LimitRules)
@@ -107,6 +108,7 @@ def shown(key: Key, now: float) -> dict[str, Any]:
     return {"state": key.state(now), **fields, "secrets": secrets}
 
 
+# Where keys are kept, for all gateways that share it.
 class Outdated(Exception):
     """Something else lies there by now."""
 

@@ -46,6 +46,7 @@ class HeadMemo:
         self.upstream: dict[Any, Any] = {}  # by backend: its form there
 
 
+# One request on its way through the pipeline.
 TraceHeaders = Sequence[tuple[str, str]]
 
 MAX_LINKS = 8  # spans of other requests that a span names

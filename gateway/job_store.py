@@ -10,6 +10,7 @@ from typing import Protocol
 from gateway.job_records import Batch, Claimed, File, Job, Result, Standing, Status
 
 
+# The port to where jobs lie, and to what their webhooks still have to be told.
 class Admittance(StrEnum):
     """What came of offering a job."""
 
@@ -136,6 +137,7 @@ class Told:
         return self.status is not None and 200 <= self.status < 300
 
 
+# The port to where files and batches lie.
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What is known of a batch's requests, by line number."""

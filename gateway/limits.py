@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+# Limits as arithmetic: how much of what may be had now, and when there is more. Pure; times are microseconds.
+#
+# `Meters` is the arithmetic in one process. The store runs the same (`gateway.adapters.redis.quotas`); a property test
+# holds the two against each other.
+#
+# Rates are limited by GCRA (ITU-T I.371, annex A; as redis-cell's CL.THROTTLE does): one number a limit, its backlog, the
+# time until all that was taken would have come at the rate. At most `burst + rate * t` units are given in any span `t`.
+# What turns out dearer than it was taken for goes into debt, and later requests wait for it.
+
 MICROS = 1_000_000
 
 HALF_LIFE_US = 3600.0 * MICROS  # of what counts for a share: an hour ago counts half
@@ -256,6 +265,7 @@ def _enter(demand: Demand, state: _State, told: Told, now_us: int, gateways: int
         state.large += told.ok
 
 
+# TODO.
 PERIODS_S = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
 
 Per = Literal["tenant", "key", "user", "route"]

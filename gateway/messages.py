@@ -133,6 +133,7 @@ class Provenance:
 
 MISSED = Provenance(Verdict.MISS)
 
+# What is stored of an answer, and what it is found by.
 Vector = NDArray[np.float32]
 """A unit-length embedding: float32, shape (d,)."""
 
@@ -211,6 +212,8 @@ class Neighbour:
     fingerprint: str
     similarity: float  # inner product of unit vectors, clipped to [0, 1]
 
+
+# What is said back: the forms that a body may have, and the response that carries it.
 
 # A number: `b"\n" in data` takes ten times as long, as CPython 3.11 makes a `TypeError` and drops it first.
 LF = 10
@@ -295,6 +298,7 @@ class Response:
         return ""
 
 
+# A model call as its dialect reads it, and what its client says of caching.
 STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, Bypass.CONVERSATION})
 
 
@@ -380,6 +384,7 @@ NO_DIRECTIVES = CacheDirectives()
 NO_CACHE = CacheDirectives(no_cache=True)  # of calls that the gateway makes to replace an answer
 
 
+# Who answers, and the protocols that clients speak.
 class Duplex(Protocol):
     """A WebSocket to a backend."""
 

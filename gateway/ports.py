@@ -86,6 +86,7 @@ class EagerEmbedder(Embedder, Protocol):
         """A hint that `embed` is likely to be called with the same in a moment. May do nothing."""
 
 
+# Where answers, vectors and what was learnt are kept.
 @dataclass(frozen=True, slots=True)
 class StoredVector:
     """What the store keeps for the index to be rebuilt from."""
@@ -313,6 +314,7 @@ class VectorIndex(Protocol):
         """Everything it holds, in no order."""
 
 
+# Whether the answer to a stored question answers this one.
 @dataclass(slots=True)
 class Candidate:
     """A neighbour with the question its answer was made for."""
@@ -371,6 +373,7 @@ class Acceptance:
     max_wrong_hits: float | None = None  # wrong semantic hits over all requests of the route, in [0, 1]
 
 
+# Models that an upstream hosts, where it says how they are and lets them be loaded.
 class Condition(StrEnum):
     """Of a model at an upstream, as far as calls and probes have told."""
 
@@ -407,6 +410,7 @@ class HostedModels(Protocol):
         be loaded; it is absent then."""
 
 
+# What gateways on one store tell each other, through the store.
 class ChangeKind(StrEnum):
     """What has changed in the store. The value is a field's name in the log."""
 
@@ -499,6 +503,7 @@ class Replies(Protocol):
         """The first one; None where there is none in that time."""
 
 
+# Where the dashboard's history outlives a restart.
 Slot = tuple[int, int]
 """The length of its resolution's slots in seconds, and its number."""
 
@@ -517,6 +522,7 @@ class TimelineStore(Protocol):
         """The parts of all gateways by their names; a slot that nobody has written is left out."""
 
 
+# Calls of one dialect before a backend that speaks another.
 class Translated(Protocol):
     """One call in the backend's dialect, and the way back of its answer. Pure, but for what it remembers of the stream:
     each answer takes its own."""
@@ -542,6 +548,7 @@ class Translation(Protocol):
         Raises `BadRequest` on what the other dialect cannot say."""
 
 
+# Where limits are counted, for all gateways that share it.
 class QuotaStore(Protocol):
     """By its own clock. Every method raises `StoreUnavailable`. What is counted expires by itself."""
 

@@ -21,6 +21,7 @@ from gateway.priority import Shed
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 OBSERVING = (ROOT / "docs" / "observing.md").read_text()
+DEPENDENCIES = (ROOT / "docs" / "dependencies.md").read_text()
 README = (ROOT / "README.md").read_text()
 
 
@@ -72,6 +73,20 @@ def test_every_link_in_the_documentation_leads_somewhere() -> None:
     for page in [*pages, *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_dependency_is_documented_with_its_reason() -> None:
+    listed = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    required = re.findall(r"^  \"([\w.-]+(?:\[\w+\])?)[^\"]*\",(?: *# (.*))?$", listed[1], re.MULTILINE)
+    assert len(required) == listed[1].count('  "')
+    installed = DEPENDENCIES.partition("## What is installed")[2].partition("\n\nExtras")[0]
+    assert re.findall(r"^\| `(.*)` \| (.*) \|$", installed, re.MULTILINE) == required
+
+
+def test_every_part_that_is_written_by_hand_is_there() -> None:
+    named = set(re.findall(r"`(gateway/[\w/.]+)`", DEPENDENCIES))
+    assert named and {name for name in named if not (ROOT / name).exists()} == set()
 
 
 def test_every_command_that_the_readme_names_exists() -> None:

@@ -46,7 +46,7 @@ class Oidc(Section):
     roles: Roles = Field(examples=["{admin: [platform-team]}"])
     name_claim: Text = "sub"
     leeway: Annotated[Duration, Field(le=300)] = 30.0  # clocks that differ
-    private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # that may be private and asked by plain http
+    private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # that may be asked by plain http
 
 
 class Auth(Section):

@@ -24,7 +24,7 @@ class Traces(Section):
     sample: Share = 1.0  # of the traces that begin here
     slow: DurationOrOff = 30.0  # from here on a request is exported whatever was drawn
     max_queued: Annotated[int, Field(ge=256, le=1_000_000)] = 8192  # spans that wait to be sent
-    timeout: PositiveDuration = 5.0  # of one step of sending them
+    timeout: PositiveDuration = 5.0  # of sending a batch of them, with all attempts
     service_name: Text = "nearhit"
 
 

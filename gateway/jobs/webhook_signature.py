@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from datetime import UTC, datetime
 
 import orjson
+from standardwebhooks import Webhook
 
 from gateway.job_records import Standing, shown
 
@@ -50,10 +49,9 @@ def payload_of(standing: Standing) -> bytes:
 
 def signed(secret: bytes, message: str, now: float, payload: bytes) -> dict[str, str]:
     """The headers. `now`: wall clock, seconds."""
-    timestamp = str(int(now))
-    digest = hmac.new(secret, f"{message}.{timestamp}.".encode() + payload, hashlib.sha256).digest()
+    at = datetime.fromtimestamp(int(now), UTC)
     return {
         "webhook-id": message,
-        "webhook-timestamp": timestamp,
-        "webhook-signature": "v1," + base64.b64encode(digest).decode(),
+        "webhook-timestamp": str(int(now)),
+        "webhook-signature": Webhook(secret).sign(message, at, payload.decode()),
     }

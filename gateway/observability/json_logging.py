@@ -46,8 +46,10 @@ def set_up(level: str, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The HTTP library quotes malformed header lines, credentials included, in what it logs.
     logging.getLogger("nearhit.http").setLevel(logging.CRITICAL)
+    # The exporter of traces has lines for each batch that fails: nearhit.traces has one a second.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: who removed what is not left out
-    for noisy in ("watchfiles", "asyncio", "aiohttp"):
+    for noisy in ("watchfiles", "asyncio", "aiohttp", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     asyncio.get_running_loop().set_exception_handler(unheard)
 

@@ -36,7 +36,6 @@ class Span(NamedTuple):
     trace_id: str
     span_id: str
     parent_id: str
-    state: str
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Attribute]
@@ -114,14 +113,13 @@ def _origin(provenance: Provenance) -> dict[str, Any]:
 def spans_of(finished: Finished) -> Iterator[Span]:
     """The request first, then its steps and calls, which are its children."""
     traced, offset, root = finished.traced, finished.offset, finished.root
-    state = "" if traced.parent is None else traced.parent.state
 
     def span(
         name: str, kind: str, times: tuple[float, float], said: Mapping[str, Attribute], span_id: str, parent_id: str,
         *, failed: bool = False, links: tuple[tuple[str, str], ...] = (),
     ) -> Span:  # fmt: skip
         start, end = int(1e9 * (times[0] + offset)), int(1e9 * (times[1] + offset))
-        return Span(name, kind, traced.trace_id, span_id, parent_id, state, start, end, said, failed, links)
+        return Span(name, kind, traced.trace_id, span_id, parent_id, start, end, said, failed, links)
 
     own = traced.span_id
     if root is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+import trustme
 from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -108,7 +110,7 @@ async def test_hits_are_traced_on_either_path_and_go_on_with_the_clients_trace(
     ours = [span for span in collector.spans if span.trace_id == TRACE]
     roots = [span for span in ours if span.kind == "server"]
     assert [span.attributes["nearhit.verdict"] for span in roots] == ["exact", "exact", "semantic"]
-    assert {(span.parent_id, span.state) for span in roots} == {(SPAN, "vendor=opaque, other=1")}
+    assert {(span.parent_id, span.state) for span in roots} == {(SPAN, "vendor=opaque,other=1")}
     assert all(span.attributes["gen_ai.operation.name"] == "chat" for span in roots)
     assert roots[2].attributes["nearhit.similarity"] > 0.9
     assert all([span.name for span in collector.children(root, "internal")] for root in roots)
@@ -304,6 +306,32 @@ async def test_a_receiver_is_shown_the_headers_of_the_environment(
         await served.chat(SECRET)
     assert (collector.headers[0]["x-tenant"], collector.headers[0]["authorization"]) == ("ours", "Bearer hidden")
     assert collector.resource["service.name"] == "edge"
+
+
+async def test_a_receiver_is_trusted_by_the_authorities_of_the_system(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authorities = tmp_path / "authorities.pem"
+    async with collecting(context) as collector:
+        async with traced(tmp_path, collector, main(upstream), rules={"timeout": "1s"}) as served:
+            await served.chat(SECRET)
+        assert not collector.spans
+        authority.cert_pem.write_to_path(str(authorities))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
+        async with traced(tmp_path, collector, main(upstream)) as served:
+            await served.chat(SECRET)
+        assert collector.spans
+
+
+async def test_no_proxy_of_the_environment_is_asked(
+    upstream: Upstream, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with traced(tmp_path, collector, main(upstream)) as served:
+        await served.chat(SECRET)
+    assert collector.spans
 
 
 async def test_histograms_name_traces_where_prometheus_asks_for_it(

@@ -1,61 +1,50 @@
-"""The public keys of an OpenID Connect issuer, over HTTP, kept for a while.
+"""The public keys of an OpenID Connect issuer, kept for a while. PyJWT reads them.
 
-One fetch at a time; what comes is bounded in size, number and time, and where it comes from is checked like a webhook's
-target, though an operator has named it: the discovery document names a second URL. A key's name that is not known makes
-for a new fetch, since issuers rotate theirs, but not more often than every `AGAIN_S`: names are a stranger's to invent.
+One fetch at a time. A key's name that is not known makes for a new fetch, since issuers rotate theirs. That is not more
+often than every `AGAIN_S`: names are a stranger's to invent. PyJWT's own client is not used: it reads answers of any
+size, drops its keys with their time where the issuer does not answer, and asks one that is away for every token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
-from aiohttp.abc import AbstractResolver
-from jwt import PyJWK
+from jwt import PyJWK, PyJWKSet
 from jwt.exceptions import PyJWTError
 
-from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
-from gateway.adapters.system.ssrf_safe_http import CheckedSessions
+from gateway.adapters.system.ssrf_guard import permitted
 from gateway.errors import Overloaded
 from gateway.ports import Clock
 
 LOG = logging.getLogger("nearhit.oidc")
 DISCOVERY = "/.well-known/openid-configuration"
-SETTING = "auth.oidc.private_hosts"
 CONNECT_S, TOTAL_S = 3.0, 5.0
-MAX_BYTES, MAX_KEYS = 256 * 1024, 64
+MAX_BYTES = 256 * 1024
 FRESH_S = 600.0  # keys are asked for anew after this
 STALE_S = 3600.0  # and are good for this long if the issuer does not answer
 AGAIN_S = 15.0  # between two fetches that a token's unknown key makes for, and after one that failed
 
 
 class JwksFailed(Exception):
-    """One sentence for the log."""
+    """One sentence for the operator."""
 
 
 class Jwks:
-    """`url` None: the issuer's discovery document says where its keys are. `allowed`: hosts that may be private and
-    asked by plain http. Raises `TargetRefused` where a URL is none to be asked."""
+    """`url` None: the issuer's discovery document says where its keys are. `plain`: hosts, as `host` or `host:port`,
+    that may be asked by plain http. Raises `JwksFailed` where another one is to be."""
 
-    def __init__(
-        self,
-        issuer: str,
-        url: str | None,
-        allowed: frozenset[str],
-        clock: Clock,
-        resolver: AbstractResolver | None = None,
-    ) -> None:
+    def __init__(self, issuer: str, url: str | None, plain: frozenset[str], clock: Clock) -> None:
         self._issuer = issuer
         self._url = url
-        self._allowed = allowed
+        self._plain = plain
         self._clock = clock
-        check_url(url or issuer, allowed, SETTING)
-        self._sessions = CheckedSessions(allowed, connect_s=CONNECT_S, total_s=TOTAL_S, resolver=resolver)
-        self._keys: dict[str | None, PyJWK] = {}
+        self._secured(url or issuer)
+        self._keys: list[PyJWK] = []
         self._fetched = self._tried = float("-inf")  # monotonic clock
         self._fetching = asyncio.Lock()
 
@@ -72,68 +61,69 @@ class Jwks:
             raise Overloaded("the keys of the tokens' issuer cannot be had now: try again", retry_after_s=int(AGAIN_S))
         return found
 
-    async def close(self) -> None:
-        await self._sessions.close()
-
     def _named(self, kid: str | None) -> PyJWK | None:
         if kid is None and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
-        return self._keys.get(kid)
+            return self._keys[0]
+        return next((key for key in self._keys if key.key_id == kid), None)
 
     async def _refresh(self) -> None:
         self._tried = self._clock.monotonic()
         try:
-            url = self._url or await self._discovered()
-            self._keys = _keys_of(await self._object(url))
+            self._keys = _keys_of(await self._fetch())
             self._fetched = self._clock.monotonic()
-        except (JwksFailed, TargetRefused) as error:
+        except JwksFailed as error:
             LOG.warning("the keys of the tokens' issuer could not be fetched: %s", error)
 
-    async def _discovered(self) -> str:
+    async def _fetch(self) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers={"User-Agent": "nearhit"}) as session:
+            return await _object(session, self._url or await self._discovered(session))
+
+    async def _discovered(self, session: aiohttp.ClientSession) -> str:
         """OpenID Connect Discovery 1.0, section 4.3: the document is the issuer's own, or nobody's."""
-        document = await self._object(self._issuer.rstrip("/") + DISCOVERY)
+        document = await _object(session, self._issuer.rstrip("/") + DISCOVERY)
         if document.get("issuer") != self._issuer:
             raise JwksFailed("the discovery document names another issuer, expected that of auth.oidc.issuer")
-        return check_url(document.get("jwks_uri"), self._allowed, SETTING)
+        return self._secured(document.get("jwks_uri"))
 
-    async def _object(self, url: str) -> dict[str, Any]:
+    def _secured(self, url: object) -> str:
+        """`url` itself: who can change keys on their way opens the admin port."""
         try:
-            async with self._sessions.of(url).get(
-                url, headers={"Accept": "application/json", "User-Agent": "nearhit"}, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    raise JwksFailed(f"{url} answers with status {response.status}, expected 200")
-                data = bytearray()
-                async for chunk in response.content.iter_any():
-                    data += chunk
-                    if len(data) > MAX_BYTES:
-                        raise JwksFailed(f"{url} answers with more than {MAX_BYTES} bytes")
-        except TimeoutError:
-            raise JwksFailed(f"{url} takes more than {TOTAL_S:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise JwksFailed(f"{url} cannot be asked: {type(error).__name__}") from None
-        try:
-            value = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            value = None
-        if not isinstance(value, dict):
-            raise JwksFailed(f"{url} does not answer with a JSON object")
-        return value
+            parts = urlsplit(url if isinstance(url, str) else "")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if host is None:
+            raise JwksFailed("expected a URL such as https://id.example.com/keys")
+        if parts.scheme != "https" and not permitted(host, port or 80, self._plain):
+            raise JwksFailed("expected https; auth.oidc.private_hosts lists hosts that may be asked by http")
+        return parts.geturl()
 
 
-def _keys_of(document: Mapping[str, Any]) -> dict[str | None, PyJWK]:
-    """By their names. Those that cannot be read are left out: an issuer may have kinds that we do not know."""
-    listed = document.get("keys")
-    if not isinstance(listed, list):
-        raise JwksFailed("a set of keys has no 'keys'")
-    found: dict[str | None, PyJWK] = {}
-    for each in listed[:MAX_KEYS]:
-        try:
-            key = PyJWK.from_dict(each)
-        except (PyJWTError, ValueError, TypeError, AttributeError, KeyError):
-            continue
-        if key.key_type != "oct":  # a shared secret that is published is none
-            found.setdefault(key.key_id, key)
-    if not found:
-        raise JwksFailed("a set of keys has none that can be read")
-    return found
+async def _object(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    data = bytearray()
+    try:
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise JwksFailed(f"{url} answers with status {response.status}, expected 200")
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise JwksFailed(f"{url} answers with more than {MAX_BYTES} bytes")
+        value = orjson.loads(data)
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        raise JwksFailed(f"{url} cannot be read: {type(error).__name__}") from None
+    if not isinstance(value, dict):
+        raise JwksFailed(f"{url} does not answer with a JSON object")
+    return value
+
+
+def _keys_of(document: dict[str, Any]) -> list[PyJWK]:
+    try:
+        keys = PyJWKSet.from_dict(document).keys
+    except PyJWTError as error:
+        raise JwksFailed(f"the set of keys cannot be read: {error}") from None
+    usable = [key for key in keys if key.key_type != "oct"]  # a shared secret that is published is none
+    if not usable:
+        raise JwksFailed("a set of keys has none that can be used")
+    return usable

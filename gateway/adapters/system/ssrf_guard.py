@@ -18,9 +18,8 @@ class TargetRefused(ValueError):
     """One sentence for who named the target."""
 
 
-def check_url(url: object, allowed: frozenset[str], setting: str = "jobs.webhook_hosts") -> str:
-    """`url` itself. `allowed`: hosts, as `host` or `host:port`, that may be private and asked by plain http: those of
-    `setting`.
+def check_url(url: object, allowed: frozenset[str]) -> str:
+    """`url` itself. `allowed`: hosts, as `host` or `host:port`, that may be private and asked by plain http.
 
     Raises `TargetRefused`."""
     if not isinstance(url, str) or not url or len(url) > MAX_URL or not url.isascii() or not url.isprintable():
@@ -39,9 +38,9 @@ def check_url(url: object, allowed: frozenset[str], setting: str = "jobs.webhook
     if permitted(host, port or (443 if parts.scheme == "https" else 80), allowed):
         return url
     if parts.scheme != "https":
-        raise TargetRefused(f"expected https; {setting} lists hosts that may be asked by http")
+        raise TargetRefused("expected https; jobs.webhook_hosts lists hosts that may be asked by http")
     if _literal(host) is not None and not public(host):
-        raise TargetRefused(f"its address is not one of the public Internet; {setting} lists hosts that may be")
+        raise TargetRefused("its address is not one of the public Internet; jobs.webhook_hosts lists hosts that may be")
     return url
 
 
