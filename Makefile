@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock man schema clean distill-walk
+.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -208,9 +208,6 @@ lock: $(STAMP)  ## resolve the dependencies anew
 	  --strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
 	  --strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
-
-man: $(STAMP)  ## write the manual page of the command line to build/nearhit.1
-	@mkdir -p build && $(BIN)/nearhit help --man > build/nearhit.1 && echo "man -l build/nearhit.1"
 
 schema: $(STAMP)  ## write docs/schema anew, after a change of what the files may say
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done

@@ -14,9 +14,9 @@ import orjson
 
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing
 from gateway.adapters.system.child_process import ChildFailed
-from gateway.cli.client import FAULT, GOOD, USAGE, Run, WrongUsage
-from gateway.cli.parser import COMMANDS, build_parser
-from gateway.cli.usage import Parser
+from gateway.cli.admin_client import WrongUsage
+from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
+from gateway.cli.parser import Command, build_parser
 from gateway.config.errors import ConfigInvalid
 from gateway.errors import Refused, StartFailed
 from gateway.tools.demo.errors import DemoUnavailable
@@ -24,7 +24,6 @@ from gateway.tools.embedding_model.environment import FetchFailed
 
 __all__ = ["build_parser", "main"]
 
-INTERRUPTED = 130
 # What may go wrong for an operator, each with one clear sentence as its text.
 EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, Refused)
 
@@ -34,16 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # events, with means to send them, in the home directory. Who sets it keeps what he has set.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = _imported(given)
-    parser.refuse_command(given, list(COMMANDS))
-    arguments = parser.parse_args(given)
-    command: Run | None = getattr(arguments, "command", None)
-    if command is None:
-        parser.print_help(sys.stderr)
-        return USAGE
+    arguments = _imported(given).parse_args(given)
     as_json = getattr(arguments, "json", False)
     try:
-        code = command(arguments)
+        code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code
     except ConfigInvalid as error:
@@ -60,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _imported(given: Sequence[str]) -> Parser:
+def _imported(given: Sequence[str]) -> Command:
     """The parser, and with it the command's modules. They stay: looking through them for cycles over and over while
     they come takes a fifth of the imports' time (1.26 s of CPU instead of 1.0 for `serve`, on a busy machine)."""
     gc.disable()

@@ -17,8 +17,8 @@ from gateway.adapters.redis.purge import RedisRemovals
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.stores import access_of
-from gateway.cli.doctor import look_store
-from gateway.cli.doctor.look_store import store as look_at
+from gateway.cli.doctor import store as doctor_store
+from gateway.cli.doctor.store import store as look_at
 from gateway.config.store import Store
 from gateway.config.store_url import Kind, Target, target_of
 from gateway.errors import StartFailed
@@ -33,7 +33,7 @@ from tests.fixtures.waiting import until
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentinels, and the servers that are looked at, have as long as a busy machine needs."""
     monkeypatch.setattr(client, "ASK_S", PATIENCE_S)
-    monkeypatch.setattr(look_store, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(doctor_store, "ANSWER_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

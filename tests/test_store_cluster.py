@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from gateway.adapters.redis.keyspace import BUCKETS, CLUSTERED, ONE_SERVER, WIDTH
-from gateway.cli.doctor.look_store import store as look_at
+from gateway.cli.doctor.store import store as look_at
 from tests.admin.test_purge import purged
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered

@@ -1,23 +1,26 @@
-"""Speaks to the admin port of a gateway that runs. Used by commands."""
+"""Where a gateway that runs is, and how a command asks its admin port."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 
+from gateway.cli.output import tell
 from gateway.config.environment import secret
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import Refused
 
+T = TypeVar("T")
 CONNECT_S = 5.0
 BETWEEN_S = 0.1  # two looks for a gateway that is still starting
 # A removal looks through the whole store before it answers: a million entries take minutes.
@@ -27,6 +30,10 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with
 
 class CommandFailed(Refused):
     """One sentence for the operator."""
+
+
+class WrongUsage(CommandFailed):
+    """What was given does not go together, which the parser cannot see: exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +46,18 @@ class Place:
     wait_s: float = 0.0
 
 
-def place_of(config: Path, environ: Mapping[str, str], admin: str | None, token_env: str | None) -> Place:
-    """From the configuration; without one, where `nearhit serve --upstream` listens. `admin` and `token_env` go before
+def place_of(arguments: argparse.Namespace) -> Place:
+    """From the configuration; without one, where `nearhit serve --upstream` listens. --admin and --token-env go before
     what it says. Raises `ConfigInvalid` or `StartFailed`."""
     ports, data = Address("127.0.0.1", 9090), Address("127.0.0.1", 8080)
-    variable = token_env
-    if config.exists():
-        settings = load_config(config, environ)
+    variable = arguments.token_env
+    if arguments.config.exists():
+        settings = load_config(arguments.config, os.environ)
         ports, data = settings.server.admin, settings.server.listen
-        variable = token_env or settings.auth.admin_token_env
-    where = "--token-env" if token_env else "auth.admin_token_env"
-    return Place((admin or url_of(ports)).rstrip("/"), url_of(data), secret(environ, variable, where))
+        variable = variable or settings.auth.admin_token_env
+    token = secret(os.environ, variable, "--token-env" if arguments.token_env else "auth.admin_token_env")
+    admin = (arguments.admin or url_of(ports)).rstrip("/")
+    return Place(admin, url_of(data), token, getattr(arguments, "wait", 0.0))
 
 
 def url_of(address: Address) -> str:
@@ -131,6 +139,26 @@ async def connected(place: Place) -> AsyncIterator[AdminClient]:
         if place.wait_s:
             await client.awaited()
         yield client
+
+
+def ask_gateway(arguments: argparse.Namespace, ask: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
+    """What `ask` makes of the gateway that the arguments name. Raises what it and `place_of` raise."""
+
+    async def work() -> T:
+        async with connected(place_of(arguments)) as admin:
+            return await ask(admin)
+
+    return asyncio.run(work())
+
+
+def show_answer(
+    arguments: argparse.Namespace,
+    ask: Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]],
+    text: Callable[[dict[str, Any]], str],
+) -> int:
+    """Prints what the gateway says, as JSON or as `text` has it."""
+    said = ask_gateway(arguments, ask)
+    return tell(arguments, said, text(said))
 
 
 async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:

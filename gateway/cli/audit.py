@@ -8,29 +8,28 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gateway.cli.client import answer, reaching, time_text
+from gateway.cli.admin_client import show_answer
+from gateway.cli.output import time_text
+from gateway.cli.parser import Command
 
 SHOWN_APART = frozenset({"at", "who", "role", "by", "peer", "did", "status", "outcome"})
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `audit`. `commands`: argparse's subparsers."""
-    text = "List who did what on the admin port, the youngest first."
-    audit = commands.add_parser("audit", parents=[reaching(shared)], help=text, description=text)
-    audit.add_argument("--limit", type=int, default=50, metavar="N", help="at most 1000; default: %(default)s")
-    audit.add_argument(
+def register(command: Command) -> None:
+    command.define(run, "", "--source file --limit 200", asks_gateway=True)
+    command.add_argument("--limit", type=int, default=50, metavar="N", help="at most 1000; default: %(default)s")
+    command.add_argument(
         "--source",
         choices=("store", "file"),
         default="store",
         help="the last 1000 of all gateways on the store, or the file of this one, with those who were not let in; "
         "default: %(default)s",
     )
-    audit.set_defaults(command=run_audit)
 
 
-def run_audit(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     query = urlencode({"limit": arguments.limit, "source": arguments.source})
-    return answer(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
+    return show_answer(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
 
 
 def audit_text(said: dict[str, Any]) -> str:

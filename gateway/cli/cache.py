@@ -7,44 +7,69 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, Place, connected
-from gateway.cli.cache_texts import purge_text, stats_text, warm_text
-from gateway.cli.client import FAULT, GOOD, WrongUsage, asked, group, place_given, several, tell
+from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask_gateway, connected, place_of
+from gateway.cli.output import FAULT, GOOD, printable, several, tell, warn
+from gateway.cli.parser import Command, checked, whole
 from gateway.cli.progress import Advance, counted, waiting
-from gateway.cli.warming import Plan, count_prompts, parse_rate, warm
+from gateway.cli.warming import Plan, Summary, count_prompts, parse_rate, warm
 from gateway.config.environment import secret
 
+CONDITIONS = ("tag", "tenant", "route", "model", "backend", "older_than", "fingerprint", "like", "min_similarity")
+OF_BEFORE = "the store does not answer: what is said of it is of before"
+NONE_YET = "the store does not answer: nothing is known of it"
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `cache` and its commands. `commands`: argparse's subparsers."""
-    add = group(commands, shared, "cache", "Stored answers: figures, removal, export, import, warming.")
-    add("stats", run_stats, "Say how full the caches are and how often they answer.")
-    _add_purge(add("purge", run_purge, "Remove stored answers, at once and for good. All conditions must hold."))
 
-    exported = add("export", run_export, "Write stored answers, one a line.")
+def register(command: Command) -> None:
+    add = partial(command.add_command, asks_gateway=True)
+    text = "Say how full the caches are and how often they answer, from the gateway's start on."
+    add("stats", text, run_stats, "", "--json")
+    purge = add(
+        "purge", "Remove stored answers, at once and for good. All conditions must hold.", run_purge,
+        "--tag doc-17 --dry-run", "--route support --older-than 1d", "--like 'How do I reset my password?'",
+        about="None at all is refused. When it says that it is done, nothing of what was meant is served any more, by "
+        "any gateway on the store.",
+        fault="nothing was removed, or not all of it; the sentence says which",
+    )  # fmt: skip
+    _add_conditions(purge)
+    exported = add(
+        "export", "Write stored answers, one a line.", run_export,
+        "--out answers.jsonl", "--format chat --route support --out training.jsonl",
+        about="Question and answer are in it: keep the file as you keep those. A file is there whole or not at all.",
+    )  # fmt: skip
     exported.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
     exported.add_argument("--route", metavar="NAME")
     exported.add_argument("--tag", metavar="TAG")
     exported.add_argument(
         "--format", choices=("entries", "chat"), default="entries", help="chat: conversations to train a model with"
     )
-    imported = add("import", run_import, "Bring in what an export has written.")
+    imported = add(
+        "import", "Bring in what an export has written.", run_import, "answers.jsonl",
+        about="Each line is checked as if the answer had just been fetched; lines that are refused are named, and the "
+        "others are in.",
+        fault="lines were refused, or nothing could be imported",
+    )  # fmt: skip
     imported.add_argument("file", metavar="FILE", type=Path)
-
-    warmed = add("warm", run_warm, "Send prompts through the gateway, so that their answers are there.")
+    warmed = add(
+        "warm", "Send prompts through the gateway, so that their answers are there.", run_warm,
+        "prompts.jsonl --rate 5/s",
+        about="They go through the data port like any client's, so that tiers, limits and policies hold.",
+        fault="some prompts were not answered",
+    )  # fmt: skip
     warmed.add_argument("file", metavar="PROMPTS.jsonl", type=Path, help="a line: a JSON string, or a body")
     warmed.add_argument("--url", help="of the data port; default: server.listen")
-    warmed.add_argument("--rate", type=rate, default=5.0, metavar="5/s", help="requests begun; default: 5/s")
-    warmed.add_argument("--concurrency", type=positive, default=8, metavar="N", help="in flight; default: %(default)s")
+    warmed.add_argument("--rate", type=checked(parse_rate), default=5.0, metavar="5/s", help="begun; default: 5/s")
+    warmed.add_argument("--concurrency", type=whole(1, 9999), default=8, metavar="N", help="default: %(default)s")
     warmed.add_argument("--model", default="default", help="for lines that name none; default: %(default)s")
     warmed.add_argument("--api-key-env", metavar="VARIABLE", help="where the key is that the gateway is shown")
 
 
-def _add_purge(command: argparse.ArgumentParser) -> None:
+def _add_conditions(command: Command) -> None:
     command.add_argument("--tag", action="append", metavar="TAG", help="again for more: one of them must be there")
     command.add_argument("--tenant", help="its name, or the first 12 digits of its hash, or more")
     command.add_argument("--route", metavar="NAME")
@@ -59,35 +84,17 @@ def _add_purge(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="do not ask before --all")
 
 
-def rate(text: str) -> float:
-    try:
-        return parse_rate(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 9999, got {text!r}")
-    return int(text)
-
-
 def run_stats(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         report = await admin.get("/admin/stats")
+        cache = report["cache"]
         figures = {
-            "entries": report["cache"]["entries"],
-            "bytes": report["cache"]["bytes"],
-            "store_answers": report["cache"].get("store_answers", True),  # a gateway of before does not say
-            "hit_rate": report["hit_rate"],
-            "verdicts": report["verdicts"],
-            "unrouted": report["unrouted"],
-            "tokens_saved": report["tokens_saved"],
-            "dollars_saved": report["dollars_saved"],
+            **{name: cache[name] for name in ("entries", "bytes", "store_answers")},
+            **{name: report[name] for name in ("hit_rate", "verdicts", "unrouted", "tokens_saved", "dollars_saved")},
         }
         return tell(arguments, figures, stats_text(figures))
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def run_purge(arguments: argparse.Namespace) -> int:
@@ -106,7 +113,7 @@ def run_purge(arguments: argparse.Namespace) -> int:
             outcome = await admin.post("/admin/cache/purge", body)
         return tell(arguments, outcome, purge_text(outcome, dry_run=arguments.dry_run))
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
@@ -123,7 +130,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         said = {"entries": count, "file": str(arguments.out)}
         return tell(arguments, said, f"{several(count, 'entry', 'entries')} in {arguments.out}")
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
@@ -162,7 +169,7 @@ def run_import(arguments: argparse.Namespace) -> int:
         with counted("importing", size, "B", quiet=arguments.json) as sent:
             done = await admin.post("/admin/cache/import", _pieces(arguments.file, sent))
         for fault in () if arguments.json else done["faults"]:
-            sys.stderr.write(f"{arguments.file}:{fault['line']}: {fault['error']}\n")
+            warn(f"{arguments.file}:{fault['line']}: {fault['error']}")
         text = (
             f"{done['imported']} imported, {done['unchanged']} were there already, {done['refused']} refused, "
             f"{done['embedded']} embedded anew"
@@ -172,7 +179,7 @@ def run_import(arguments: argparse.Namespace) -> int:
 
     if not arguments.file.is_file():
         raise CommandFailed(f"{arguments.file}: there is no such file, expected one that `nearhit cache export` wrote")
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 async def _pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
@@ -184,7 +191,8 @@ async def _pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
 
 
 def run_warm(arguments: argparse.Namespace) -> int:
-    async def send(place: Place) -> int:
+    async def send() -> int:
+        place = place_of(arguments)
         key = secret(os.environ, arguments.api_key_env, "--api-key-env")
         plan = Plan(
             file=arguments.file,
@@ -199,24 +207,60 @@ def run_warm(arguments: argparse.Namespace) -> int:
             pass  # where --wait is given, until somebody answers
         with counted("warming", total, "prompts", quiet=arguments.json) as done:
             summary = await warm(plan, total, done)
-        tell(arguments, summary.as_json(), warm_text(summary))
+        tell(arguments, asdict(summary), warm_text(summary))
         return FAULT if summary.failed else GOOD
 
-    return asyncio.run(send(place_given(arguments)))
+    return asyncio.run(send())
 
 
 def _purge_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {
-        "tags": arguments.tag,
-        "tenant": arguments.tenant,
-        "route": arguments.route,
-        "model": arguments.model,
-        "backend": arguments.backend,
-        "older_than": arguments.older_than,
-        "fingerprint": arguments.fingerprint,
-        "like": arguments.like,
-        "min_similarity": arguments.min_similarity,
-        "all": arguments.all or None,
-        "dry_run": arguments.dry_run or None,
-    }
+    given = {"tags" if name == "tag" else name: getattr(arguments, name) for name in CONDITIONS}
+    given |= {"all": arguments.all or None, "dry_run": arguments.dry_run or None}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def purge_text(outcome: dict[str, Any], *, dry_run: bool) -> str:
+    lines = [_sample_text(sample) for sample in outcome["samples"]]
+    if outcome["matched"] > len(lines):
+        lines.append(f"... and {outcome['matched'] - len(lines)} more")
+    lines += outcome.get("notes", ())  # a gateway of before says none
+    if dry_run:
+        lines.append(f"{outcome['matched']} would be removed")
+    else:
+        unknown = "" if outcome["durable"] else "; the store does not say that the removal has reached its disk"
+        lines.append(f"{outcome['removed']} removed{unknown}")
+    return "\n".join(lines)
+
+
+def _sample_text(sample: dict[str, Any]) -> str:
+    """Clients wrote most of it."""
+    shown = (
+        sample["fingerprint"][:12],
+        sample["route"],
+        sample["tenant"],
+        sample["model"],
+        f"{sample['age_s']:.0f} s",
+        ",".join(sample["tags"]) or "-",
+        sample["question"] or "-",
+    )
+    return printable("  ".join(shown))
+
+
+def stats_text(figures: dict[str, Any]) -> str:
+    hit_rate = "-" if figures["hit_rate"] is None else f"{figures['hit_rate']:.1%}"
+    lines = [f"{'':10}{'entries':>12}{'bytes':>16}"]
+    lines += [
+        f"{kind:10}{count:>12.0f}{figures['bytes'].get(kind, 0):>16.0f}"
+        for kind, count in sorted(figures["entries"].items())
+    ]
+    if not figures["store_answers"]:
+        lines.append(OF_BEFORE if "store" in figures["entries"] else NONE_YET)
+    verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
+    refused = f"; {figures['unrouted']:.0f} of the misses met no route, and do not count" if figures["unrouted"] else ""
+    lines.append(f"hit rate  {hit_rate} ({verdicts}{refused})")
+    return "\n".join([*lines, f"saved     {figures['tokens_saved']:.0f} tokens"])
+
+
+def warm_text(summary: Summary) -> str:
+    text = f"{summary.stored} stored, {summary.hits} hits, {summary.not_stored} not stored, {summary.failed} failed"
+    return text if summary.first_failure is None else f"{text} (the first one: {summary.first_failure})"

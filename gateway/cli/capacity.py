@@ -6,19 +6,26 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from gateway.cli.client import WrongUsage, tell
+from gateway.cli.admin_client import WrongUsage
+from gateway.cli.output import tell
+from gateway.cli.parser import Command, build
 from gateway.tools.capacity.costs import load_costs, load_prices
 from gateway.tools.capacity.demand import Demand, Impossible
 from gateway.tools.capacity.plan import fleet_of
 from gateway.tools.capacity.report import as_json, as_text
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `capacity`. `commands`: argparse's subparsers."""
-    text = "Say how many gateways, shards, nodes and GPUs some traffic takes, and what they cost a month."
-    command = commands.add_parser("capacity", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "--rps 50000 --hit-rate 0.4 --entries 1e8",
+        "--rps 200 --hit-rate 30% --entries 500000 --models elsewhere --prices prices.yaml --json",
+        about="From unit costs that were measured, with the formula of each line; what was not measured is marked, and "
+        "prices are assumptions until you give yours. It reads neither configuration nor policies, and asks nobody. "
+        "How far the formulas are from gateways that run is in docs/scaling.md.",
+        fault="a file of costs or prices has faults",
+    )
     number = command.add_argument
     number("--rps", type=float, required=True, metavar="N", help="requests a second, on the mean of a month")
     number("--hit-rate", type=share, required=True, metavar="SHARE", help="of all requests, such as 0.4 or 40%%")
@@ -33,7 +40,6 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
     number("--models", choices=("own", "elsewhere"), default="own", help="whether their GPUs count; default: own")
     number("--costs", type=Path, metavar="FILE", help="unit costs of your own, in place of the shipped ones")
     number("--prices", type=Path, metavar="FILE", help="your prices, in place of the assumed ones")
-    command.set_defaults(command=run)
 
 
 def share(text: str) -> float:
@@ -60,18 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises `ConfigInvalid` or `WrongUsage`."""
     costs = load_costs(arguments.costs)
     prices, currency = load_prices(arguments.prices)
-    options = {name: getattr(arguments, name) for name, _, _ in OPTIONS}
     try:
-        demand = Demand(
-            rps=arguments.rps,
-            hit_rate=arguments.hit_rate,
-            entries=arguments.entries,
-            embedder=arguments.embedder,
-            index=arguments.index,
-            own_models=arguments.models == "own",
-            **options,
-        )
-        fleet = fleet_of(demand, costs)
+        fleet = fleet_of(build(Demand, arguments, own_models=arguments.models == "own"), costs)
     except Impossible as error:
         raise WrongUsage(str(error)) from None
     said = as_json(fleet, costs, prices, currency)

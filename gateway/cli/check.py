@@ -1,37 +1,66 @@
-"""`nearhit check`: every fault of the configuration and of all policies at once."""
+"""`nearhit check`: every fault of the configuration and of all policies at once, without a gateway."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+from gateway.admin.policy_manager import PolicyLife
 from gateway.admin.policy_tests import disappointments
-from gateway.cli.client import FAULT, GOOD, place_given, several, tell
-from gateway.cli.policy import warnings_of
+from gateway.admin.policy_validation import staged_folder
+from gateway.cli.admin_client import AdminClient, ask_gateway
+from gateway.cli.output import FAULT, GOOD, several, tell
+from gateway.cli.parser import Command
+from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.load import load_config
 from gateway.config.policy.check import CheckResult, check
+from gateway.config.policy.model import Policy
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `check`. `commands`: argparse's subparsers."""
-    text = "List every fault of the configuration and of all policies at once."
-    command = commands.add_parser("check", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "policies/default.yaml",
+        "--admin http://127.0.0.1:9090",
+        about="Every fault has its file, line and path of keys. Warnings are of what will run, though hardly as it was "
+        "meant. The policies' own expectations (`tests:`) are run.",
+        fault="there are faults; warnings alone are 0",
+    )
     command.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
     command.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, too: what only it knows")
     command.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     result = check(arguments.paths, arguments.config, os.environ, disappointments)
     if arguments.admin is not None:
-        result = result.warned(asyncio.run(warnings_of(place_given(arguments))))
+        result = result.warned(ask_gateway(arguments, warnings_of))
     tell(arguments, result.as_json(), _text(result))
     return FAULT if result.faults else GOOD
+
+
+async def warnings_of(admin: AdminClient) -> list[Fault]:
+    """What only the gateway there can warn of. Raises `CommandFailed`."""
+    found = await admin.get("/admin/policy")
+    return [Fault(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
 
 
 def _text(result: CheckResult) -> str:
     lines = [*map(str, result.faults), *(f"warning: {warning}" for warning in result.warnings)]
     return "\n".join(lines if result.faults else [*lines, f"{several(len(result.files), 'file')}, no faults"])
+
+
+async def validate(config_path: Path, name: str, content: bytes) -> dict[str, Any]:
+    """What a policy file would make of the files of a configuration, as the admin port answers. Raises
+    `ConfigInvalid`."""
+    config = load_config(config_path, os.environ)
+    try:
+        current = staged_folder(config.policies, config)
+    except ConfigInvalid:  # the file may be what puts that right
+        current = Policy((), "none")
+    life = PolicyLife(config, config.policies, current, lambda *_: None, time.time)
+    return {"ok": True, **(await life.validate(name, content)).as_json()}

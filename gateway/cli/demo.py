@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
-from gateway.cli.client import GOOD, tell
 from gateway.cli.demo_traffic import demo
+from gateway.cli.output import GOOD, tell
+from gateway.cli.parser import Command
 from gateway.cli.progress import steps
 from gateway.tools.demo.triton_environment import default_environment, ensure_triton
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `demo`. `commands`: argparse's subparsers."""
-    text = "Run the gateway before two real models and play a short sample of traffic."
-    command = commands.add_parser("demo", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "--prepare --triton-env .venv-triton",
+        about="Installs a real Triton server where there is none, makes two small models over this documentation, "
+        "starts both and the gateway, asks a few questions, and stays until Ctrl-C.",
+    )
     command.add_argument("--triton-env", type=Path, default=None, help="where Triton is or will be installed")
     command.add_argument("--prepare", action="store_true", help="install what is missing and stop")
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

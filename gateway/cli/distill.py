@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.cli.admin_client import CommandFailed
-from gateway.cli.client import WrongUsage, tell
-from gateway.cli.progress import steps
+from gateway.cli.admin_client import CommandFailed, WrongUsage
+from gateway.cli.output import tell
+from gateway.cli.parser import Command, build, number, whole
+from gateway.cli.progress import bar_console, steps
 from gateway.tools.distillation.data import DataInvalid
 from gateway.tools.distillation.options import Place, Training, Tuning, Wish
 from gateway.tools.distillation.repository import NAME
@@ -18,48 +18,60 @@ from gateway.tools.embedding_model.environment import FetchFailed
 from gateway.tools.embedding_model.fetch import build_environment
 
 BUILD_ENV = Path(".venv-build")
+SHARE = number(0.0, 1.0, below=True)
+COUNT = whole(1, 10_000)
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `distill`. `commands`: argparse's subparsers."""
-    text = "Make a light model from a large one's answers: a classifier, for Triton or the gateway itself."
-    command = commands.add_parser("distill", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "--prepare --build-env .venv-build",
+        "answers.jsonl --name intents",
+        "train.csv --held-out test.csv --large --name intents --repository models",
+        about="Reads texts and the labels or answers that a large model gave them, from a .csv, a .jsonl or what "
+        "`nearhit cache export` writes; trains a student in an environment of its own, quantises it, compares it with "
+        "its teacher on rows that are held out, and writes the next version of a classifier for Triton's "
+        "python backend. A run that was ended goes on after its last epoch.",
+        fault="the data has faults, each with its line, or there is no build environment",
+    )
     add = command.add_argument
     add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts and the labels they were given")
     add("--name", default="student", help="of the model; default: %(default)s")
     add("--repository", metavar="DIR", type=Path, default=Path("build/models"), help="default: %(default)s")
     add("--work", metavar="DIR", type=Path, help="checkpoints and reports; default: build/distill/NAME")
     add("--held-out", metavar="FILE", type=Path, help="rows to check with; default: --hold-out of DATA")
-    add("--hold-out", metavar="X", type=fraction, default=0.2, help="share of DATA; default: %(default)s")
+    add("--hold-out", metavar="X", type=SHARE, default=0.2, help="share of DATA; default: %(default)s")
     add("--large", action="store_true", help="train a large classifier (all-MiniLM) on the labels first; it teaches")
-    add("--agreement", metavar="X", type=fraction, default=0.95, help="where it is sure; 0: it always answers")
+    add("--agreement", metavar="X", type=SHARE, default=0.95, help="where it is sure; 0: it always answers")
+    add("--alpha", metavar="X", type=SHARE, default=0.3, help="share of the labels in the loss; default: %(default)s")
+    add("--temperature", metavar="T", type=number(1e-6, 1e6), default=2.0, help="default: %(default)s")
+    add("--epochs", metavar="N", type=COUNT, default=8, help="default: %(default)s")
     add(
-        "--alpha", metavar="X", type=fraction, default=0.3, help="share of the labels in the loss; default: %(default)s"
-    )
-    add("--temperature", metavar="T", type=positive, default=2.0, help="default: %(default)s")
-    add("--epochs", metavar="N", type=whole, default=8, help="default: %(default)s")
-    add(
-        "--teacher-epochs", metavar="N", type=count, default=4,
+        "--teacher-epochs", metavar="N", type=whole(0, 10_000), default=4,
         help="of --large: its layers in training, 0: its head alone; default: %(default)s",
     )  # fmt: skip
     add(
-        "--teacher-frozen", metavar="N", type=count, default=2, help="layers from below that stay; default: %(default)s"
+        "--teacher-frozen",
+        metavar="N",
+        type=whole(0, 10_000),
+        default=2,
+        help="layers from below that stay; default: %(default)s",
     )
     add("--precision", choices=("int8", "fp16", "fp32"), default="int8", help="of the graph; default: %(default)s")
     add("--tensorrt", action="store_true", help="a graph for Triton's onnxruntime backend on a GPU as well, NAME-graph")
-    add("--prune", metavar="X", type=fraction, default=0.0, help="share of the weights; default: none")
-    add("--prune-epochs", metavar="N", type=whole, default=5, help="after it; default: %(default)s")
-    add("--width", metavar="N", type=whole, default=256, help="of a token's vector; default: %(default)s")
-    add("--hidden", metavar="N", type=whole, default=256, help="of the layer between; default: %(default)s")
+    add("--prune", metavar="X", type=SHARE, default=0.0, help="share of the weights; default: none")
+    add("--prune-epochs", metavar="N", type=COUNT, default=5, help="after it; default: %(default)s")
+    add("--width", metavar="N", type=COUNT, default=256, help="of a token's vector; default: %(default)s")
+    add("--hidden", metavar="N", type=COUNT, default=256, help="of the layer between; default: %(default)s")
     add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
     add("--build-env", metavar="DIR", type=Path, default=BUILD_ENV, help="where torch is; default: %(default)s")
     add("--prepare", action="store_true", help="install what is missing there (1.6 GB) and stop")
     add("--model-dir", type=Path, default=None, help="where models are kept")
-    command.set_defaults(command=run_distill)
 
 
-def run_distill(arguments: argparse.Namespace) -> int:
-    with steps(quiet=arguments.json) as step:
+def run(arguments: argparse.Namespace) -> int:
+    console = bar_console()
+    with steps(quiet=arguments.json, console=console) as step:
         if arguments.prepare:
             build_environment(arguments.build_env.absolute(), step)
             return tell(arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}")
@@ -86,17 +98,9 @@ def run_distill(arguments: argparse.Namespace) -> int:
 
 
 def place_of(arguments: argparse.Namespace) -> Place:
-    return Place(
-        data=arguments.data,
-        held_out=arguments.held_out,
-        hold_out=arguments.hold_out,
-        name=arguments.name,
-        repository=arguments.repository,
-        work=arguments.work or Path("build/distill") / arguments.name,
-        build_env=arguments.build_env,
-        models=arguments.model_dir or default_model_dir(),
-        quiet=arguments.json,
-    )
+    work = arguments.work or Path("build/distill") / arguments.name
+    models = arguments.model_dir or default_model_dir()
+    return build(Place, arguments, work=work, models=models, quiet=arguments.json)
 
 
 def wish_of(arguments: argparse.Namespace) -> Wish:
@@ -104,49 +108,10 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         raise WrongUsage("TensorRT has no use for an int8 graph of onnxruntime: expected --precision fp16 or fp32")
     if arguments.teacher_frozen > 5:
         raise WrongUsage("the teacher has 6 layers: with all of them frozen, expected --teacher-epochs 0")
-    return Wish(
+    return build(
+        Wish,
+        arguments,
         place=place_of(arguments),
-        large=arguments.large,
-        agreement=arguments.agreement,
-        width=arguments.width,
-        hidden=arguments.hidden,
-        precision=arguments.precision,
-        tensorrt=arguments.tensorrt,
-        training=Training(
-            alpha=arguments.alpha,
-            temperature=arguments.temperature,
-            epochs=arguments.epochs,
-            prune=arguments.prune,
-            prune_epochs=arguments.prune_epochs,
-            seed=arguments.seed,
-        ),
-        tuning=Tuning(epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen, seed=arguments.seed),
+        training=build(Training, arguments),
+        tuning=build(Tuning, arguments, epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen),
     )
-
-
-def fraction(text: str) -> float:
-    """In [0, 1), for argparse."""
-    value = positive(text) if text.strip("0.") else 0.0
-    if value >= 1.0:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to below 1, got {text!r}")
-    return value
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
-
-
-def whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 10000, got {text!r}")
-    return int(text)
-
-
-def count(text: str) -> int:
-    return 0 if text == "0" else whole(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from gateway.admin.explain_pair import checked, explain_by, explain_offline
 from gateway.admin.explain_requests import PATH
 from gateway.admin.explanation import Explanation, explanation_of, request_of
 from gateway.cache.model_factory import build_embedder
-from gateway.cli.admin_client import CommandFailed, Place, connected
-from gateway.cli.client import FAULT, GOOD, WrongUsage, place_given, tell
+from gateway.cli.admin_client import CommandFailed, Place, WrongUsage, connected, place_of
+from gateway.cli.output import FAULT, GOOD, tell, warn
+from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
@@ -38,10 +38,18 @@ from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `explain`. `commands`: argparse's subparsers."""
-    text = "Say what would become of a request, without sending it; or what is made of two prompts."
-    command = commands.add_parser("explain", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "request.json",
+        "request.json --expect light",
+        "request.json --steps",
+        "--stored 'What is a scope?' --asked 'what is a scope'",
+        about="It reads config.yaml and the policies; a gateway need not run. With --admin the gateway there is asked, "
+        "which knows what it has learnt and what its backends are predicted to take. Nothing is sent to a backend.\n"
+        "--stored and --asked ask instead whether the answer to one prompt would be served for another.",
+        fault="another backend than --expect is chosen, or the request has a fault",
+    )
     command.add_argument(
         "request", metavar="REQUEST.json", type=Path, nargs="?", help="a body, or {path, headers, body}"
     )
@@ -54,7 +62,6 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--admin", metavar="URL", help="ask the gateway with this admin port: what it has learnt, what it predicts"
     )
     command.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.admin is None:
         explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
     else:
-        explanation = asyncio.run(explain_by_gateway(place_given(arguments), arguments.request))
+        explanation = asyncio.run(explain_by_gateway(place_of(arguments), arguments.request))
     shown = explanation.steps_as_text() if arguments.steps else explanation.as_text()
     tell(arguments, explanation.as_json(), shown)
     if arguments.expect in (None, explanation.backend, explanation.tier):
         return GOOD
-    sys.stderr.write(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}\n")
+    warn(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}")
     return FAULT
 
 
@@ -82,7 +89,7 @@ def _run_pair(arguments: argparse.Namespace) -> int:
     if arguments.admin is None:
         found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
     else:
-        place = place_given(arguments)
+        place = place_of(arguments)
         found = asyncio.run(explain_by(place.admin, place.token, pair))
     return tell(arguments, found.as_json(), found.as_text())
 

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.index_checkpoints import FILE
@@ -16,7 +15,8 @@ from gateway.cache.index_factory import filled, open_index
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.recovery import RETRY_S, Compared, reconcile
 from gateway.cache.stores import open_stores
-from gateway.cli.client import FAULT, tell
+from gateway.cli.output import FAULT, tell
+from gateway.cli.parser import Command
 from gateway.cli.progress import Advance, counted
 from gateway.config import Config
 from gateway.config.load import load_config
@@ -28,14 +28,19 @@ from gateway.ports import ResponseStore, VectorIndex
 ATTEMPTS = 5  # in a row without any progress
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `index` and its command. `commands`: argparse's subparsers."""
-    text = "The index that finds questions in other words."
-    index = commands.add_parser("index", help=text, description=text)
-    inner = index.add_subparsers(title="commands", metavar="COMMAND", required=True)
+def register(command: Command) -> None:
     text = "Fill the index that the configuration names from the store, whichever was in use before."
-    migrated = inner.add_parser("migrate", parents=[shared], help=text, description=text)
-    migrated.set_defaults(command=run_migrate)
+    command.add_command(
+        "migrate",
+        text,
+        run_migrate,
+        "",
+        "--config next.yaml --json",
+        about="Reads the stored vectors, writes those that the index of index.adapter lacks, from faiss to milvus and "
+        "back, takes out what the store does not have, and compares the counts. What is there is not written again: "
+        "where it was stopped, run it again. With the embedded store, with faiss or with a Milvus Lite file the "
+        "gateway has to be stopped. (Faiss also fills itself at a gateway's start.)",
+    )
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.client import Run, WrongUsage, answer, group, time_text
+from gateway.cli.admin_client import WrongUsage, show_answer
+from gateway.cli.output import time_text
+from gateway.cli.parser import Command, Run
+
+JOB = "job_0123456789abcdef0123456789abcdef"
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `jobs` and its commands. `commands`: argparse's subparsers."""
-    add = group(commands, shared, "jobs", "Jobs: what waits, and what nobody could answer.")
-    listed = add("list", run_list, "Say how many jobs wait and run, and list some.")
+def register(command: Command) -> None:
+    add = partial(command.add_command, asks_gateway=True)
+    text = "Say how many jobs wait and run, and list some."
+    listed = add("list", text, run_list, "", "--state dead --top 10")
     listed.add_argument("--state", choices=("active", "dead", "finished"), default="active", help="default: active")
     listed.add_argument("--top", type=int, default=50, metavar="N", help="the youngest; default: %(default)s")
-    add("show", run_show, "Say how a job stands, without its request and its answer.").add_argument("job", metavar="ID")
+    text = "Say how a job stands, without its request and its answer."
+    add("show", text, run_show, JOB).add_argument("job", metavar="ID")
     for name, text in (("retry", "Have dead jobs tried again."), ("drop", "Forget dead jobs.")):
-        command = add(name, run_each(name), text)
-        command.add_argument("job", metavar="ID", nargs="?")
-        command.add_argument("--all", action="store_true", help="all dead ones, at most 1000 at once")
+        each = add(name, text, run_each(name), JOB, "--all")
+        each.add_argument("job", metavar="ID", nargs="?")
+        each.add_argument("--all", action="store_true", help="all dead ones, at most 1000 at once")
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     query = urlencode({"state": arguments.state, "top": arguments.top})
-    return answer(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
+    return show_answer(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return answer(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
+    return show_answer(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
 
 
 def run_each(name: str) -> Run:
@@ -37,7 +43,7 @@ def run_each(name: str) -> Run:
             raise WrongUsage("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
         done = "tried again" if name == "retry" else "forgotten"
-        return answer(
+        return show_answer(
             arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda said: f"{said['jobs']} {done}"
         )
 

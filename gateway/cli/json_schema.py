@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.client import say
+from gateway.cli.output import say
+from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.policy.schema import PolicyFile
 
@@ -18,12 +19,14 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "from the envi
 _NAMED = ("properties", "$defs")
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `schema`. `commands`: argparse's subparsers."""
-    text = "Print the JSON Schema of policy files or of config.yaml, for editors."
-    command = commands.add_parser("schema", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "policy > policy.schema.json",
+        "config",
+        about="For editors that complete and check YAML by it. The same files are in docs/schema.",
+    )
     command.add_argument("kind", choices=("policy", "config"))
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

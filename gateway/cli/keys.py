@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.admin_client import AdminClient
-from gateway.cli.client import WrongUsage, answer, asked, group, tell, time_text
+from gateway.cli.admin_client import AdminClient, WrongUsage, ask_gateway, show_answer
+from gateway.cli.output import tell, time_text, warn
+from gateway.cli.parser import Command
 
 ONCE = "this is the only time that its text is shown: "
 COSTS = ("cost_per_day", "cost_per_month")
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `keys` and its commands. `commands`: argparse's subparsers."""
-    add = group(commands, shared, "keys", "API keys: make, list, change, rotate and revoke them.")
-    created = add("create", run_create, "Make a key. It is shown once.")
+KEY = "key_0123456789abcdef"
+
+
+def register(command: Command) -> None:
+    add = partial(command.add_command, asks_gateway=True)
+    created = add(
+        "create", "Make a key. It is shown once.", run_create,
+        "ci --tenant acme --expires 90d", "night --tenant acme --models 'gpt-4o-mini' --cost-per-day '5 USD'",
+        about="The key's text is kept nowhere: the store has a digest of it.",
+    )  # fmt: skip
     created.add_argument("name", metavar="NAME", help="what it is for, such as ci")
     created.add_argument("--tenant", required=True, metavar="NAME", help="whose answers it may see")
     created.add_argument("--role", choices=("use", "operate", "admin"), default="use", help="default: use")
     _add_terms(created, default="all", ends="never")
-    listed = add("list", run_list, "List keys, the youngest first.")
+    listed = add("list", "List keys, the youngest first.", run_list, "", "--state all --tenant acme")
     listed.add_argument("--tenant", metavar="NAME")
     listed.add_argument("--state", choices=("active", "expired", "revoked", "all"), default="active")
-    add("show", run_show, "Say what a key may, and since when.").add_argument("key", metavar="ID")
-    changed = add(
-        "change",
-        run_change,
-        "Change what a key may. Its limits are one: what is named replaces them all. All else stays.",
-    )
+    add("show", "Say what a key may, and since when.", run_show, KEY).add_argument("key", metavar="ID")
+    text = "Change what a key may. Its limits are one: what is named replaces them all. All else stays."
+    changed = add("change", text, run_change, f"{KEY} --requests 600/min --concurrency 8")
     changed.add_argument("key", metavar="ID")
     changed.add_argument("--name")
     _add_terms(changed, default="as they are", ends="as it is")
     changed.add_argument("--all-models", action="store_true", help="of any model from now on")
     changed.add_argument("--no-limits", action="store_true", help="without limits of its own from now on")
-    expired = add("expire", run_expire, "Have a key end at a time, or never.")
+    expired = add("expire", "Have a key end at a time, or never.", run_expire, f"{KEY} --in 7d", f"{KEY} --in off")
     expired.add_argument("key", metavar="ID")
     expired.add_argument("--in", dest="expires", required=True, metavar="DURATION", help="such as 7d; off: never")
-    rotated = add("rotate", run_rotate, "Give a key another text; the former one is good for a while.")
+    text = "Give a key another text, shown once; both are good for the overlap."
+    rotated = add("rotate", text, run_rotate, f"{KEY} --overlap 24h")
     rotated.add_argument("key", metavar="ID")
     rotated.add_argument("--overlap", metavar="DURATION", default="24h", help="0s: not at all; default: %(default)s")
-    add("revoke", run_revoke, "End a key, at once and for good.").add_argument("key", metavar="ID")
+    text = "End a key for good, within a second on every gateway of the store."
+    add("revoke", text, run_revoke, KEY).add_argument("key", metavar="ID")
 
 
 def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> None:
@@ -66,11 +72,11 @@ def run_create(arguments: argparse.Namespace) -> int:
 def run_list(arguments: argparse.Namespace) -> int:
     given = {"state": arguments.state, "tenant": arguments.tenant}
     query = urlencode({name: value for name, value in given.items() if value is not None})
-    return answer(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
+    return show_answer(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return answer(arguments, lambda admin: admin.get(_path(arguments)), show_text)
+    return show_answer(arguments, lambda admin: admin.get(_path(arguments)), show_text)
 
 
 def run_change(arguments: argparse.Namespace) -> int:
@@ -104,9 +110,9 @@ def run_revoke(arguments: argparse.Namespace) -> int:
 
 def _made(arguments: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
     """The text alone on standard output, so that a variable can take it; what is to be said of it on the other one."""
-    said = asked(arguments, lambda admin: admin.post(path, body))
+    said = ask_gateway(arguments, lambda admin: admin.post(path, body))
     if not arguments.json:
-        sys.stderr.write(about_text(said) + "\n")
+        warn(about_text(said))
     return tell(arguments, said, said["key"])
 
 
@@ -116,7 +122,7 @@ def _posted(
     async def post(admin: AdminClient) -> dict[str, Any]:
         return await admin.post(_path(arguments) + what, body)
 
-    return answer(arguments, post, text)
+    return show_answer(arguments, post, text)
 
 
 def _path(arguments: argparse.Namespace) -> str:

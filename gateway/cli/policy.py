@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import getpass
 import os
-import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,54 +15,68 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, Place, connected
-from gateway.cli.client import FAULT, GOOD, WrongUsage, asked, group, say, tell, time_text
-from gateway.config.errors import Fault
+from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask_gateway
+from gateway.cli.output import FAULT, GOOD, say, tell, time_text, warn
+from gateway.cli.parser import Command
 from gateway.config.policy.diff import difference
 from gateway.config.policy.history import AUTHOR, COMMENT
 from gateway.config.policy.load import LAST_FILE
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `policy` and its commands. `commands`: argparse's subparsers."""
-    add = group(commands, shared, "policy", "The policy in force: see it, try one, change it, take it back.")
-    add("show", run_show, "Print the files of the policy in force.")
-    validated = add("validate", run_validate, "Say what a file would make of the policy, and change nothing.")
-    applied = add("apply", run_apply, "Put a file in force: it is written to the gateway's policies, whole or not.")
-    for command in (validated, applied):
-        command.add_argument("file", metavar="FILE", type=Path, help="the new content of one policy file")
-        command.add_argument("--as", dest="name", metavar="NAME", help="of the policy file; default: that of FILE")
+def register(command: Command) -> None:
+    add = partial(command.add_command, asks_gateway=True)
+    add("show", "Print the files of the policy in force.", run_show, "")
+    validated = add(
+        "validate", "Say what a file would make of the policy, and change nothing.", run_validate,
+        "support.yaml", "new.yaml --as default.yaml --offline",
+        about="FILE is taken as the new content of one policy file, beside the others.",
+        fault="the file has faults, or the gateway cannot be asked",
+    )  # fmt: skip
+    applied = add(
+        "apply", "Put a file in force: it is written to the gateway's policies, whole or not.", run_apply,
+        "support.yaml --comment 'six hours'", "new.yaml --as default.yaml --if-match 0a1b2c3d4e5f",
+        about="The file is checked together with the others. Where there is a fault nothing is changed.",
+        fault="the file has faults, or another policy is in force than --if-match names",
+    )  # fmt: skip
+    for each in (validated, applied):
+        each.add_argument("file", metavar="FILE", type=Path, help="the new content of one policy file")
+        each.add_argument("--as", dest="name", metavar="NAME", help="of the policy file; default: that of FILE")
     validated.add_argument("--offline", action="store_true", help="against the files of --config, without a gateway")
-    listed = add("history", run_history, "List the versions that were in force, the youngest first.")
+    text = "List the versions that were in force, the youngest first."
+    listed = add("history", text, run_history, "", "--limit 5")
     listed.add_argument("--limit", type=int, default=20, metavar="N", help="default: %(default)s")
-    compared = add("diff", run_diff, "Show what a version changed, or what lies between two.")
+    compared = add("diff", "Show what a version changed, or what lies between two.", run_diff, "", "16 17")
     compared.add_argument("versions", metavar="VERSION", nargs="*", help="number or hash; default: the last one")
-    rolled = add("rollback", run_rollback, "Put the files of a former version in force again, as a new version.")
+    rolled = add(
+        "rollback", "Put the files of a former version in force again, as a new version.", run_rollback,
+        "", "16 --comment 'hits were wrong'",
+        about="Files that it had not are removed.",
+    )  # fmt: skip
     rolled.add_argument("version", metavar="VERSION", nargs="?", help="default: the one before the last")
-    for command in (applied, rolled):
-        command.add_argument("--author", metavar="NAME", help="who is named in the history; default: who you are here")
-        command.add_argument("--comment", metavar="TEXT", default="", help="why")
-        command.add_argument("--if-match", metavar="HASH", help="only while this policy is in force")
+    for each in (applied, rolled):
+        each.add_argument("--author", metavar="NAME", help="who is named in the history; default: who you are here")
+        each.add_argument("--comment", metavar="TEXT", default="", help="why")
+        each.add_argument("--if-match", metavar="HASH", help="only while this policy is in force")
 
 
 def run_show(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get("/admin/policy")
         for fault in () if arguments.json else found["faults"]:
-            sys.stderr.write(f"not in force: {fault}\n")
+            warn(f"not in force: {fault}")
         for warning in () if arguments.json else found["warnings"]:
-            sys.stderr.write(f"warning: {warning}\n")
+            warn(f"warning: {warning}")
         files = (f"# {file['name']}, policy {found['hash']}\n{file['content']}" for file in found["files"])
         return tell(arguments, found, "\n".join(files))
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def run_validate(arguments: argparse.Namespace) -> int:
     content, name = _content(arguments.file), _name(arguments)
     if arguments.offline:
-        offline = import_module("gateway.cli.policy_offline")  # 0.7 s that who asks a gateway need not wait
-        return _said_of(arguments, 200, asyncio.run(offline.validated(arguments.config, name, content)))
+        offline = import_module("gateway.cli.check")  # 0.7 s that who asks a gateway need not wait
+        return _said_of(arguments, 200, asyncio.run(offline.validate(arguments.config, name, content)))
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy/validate?{urlencode({'file': name})}"
@@ -70,7 +84,7 @@ def run_validate(arguments: argparse.Namespace) -> int:
         await _hint(arguments, admin, status)
         return _said_of(arguments, status, said)
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def run_apply(arguments: argparse.Namespace) -> int:
@@ -82,7 +96,7 @@ def run_apply(arguments: argparse.Namespace) -> int:
         await _hint(arguments, admin, status)
         return _said_of(arguments, status, said)
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 async def _hint(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
@@ -91,9 +105,9 @@ async def _hint(arguments: argparse.Namespace, admin: AdminClient, status: int) 
         return
     names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
     if names and _name(arguments) not in names:
-        sys.stderr.write(
+        warn(
             f"{_name(arguments)} would be a file of its own beside {', '.join(names)}: --as {names[-1]} would make it "
-            "the new content of that one\n"
+            "the new content of that one"
         )
 
 
@@ -105,7 +119,7 @@ def run_rollback(arguments: argparse.Namespace) -> int:
         status, said = await admin.submit("/admin/policy/rollback", orjson.dumps(body), _headers(arguments))
         return _said_of(arguments, status, said)
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def run_history(arguments: argparse.Namespace) -> int:
@@ -113,7 +127,7 @@ def run_history(arguments: argparse.Namespace) -> int:
         found = await admin.get(f"/admin/policy/history?{urlencode({'limit': arguments.limit})}")
         return tell(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
 
-    return asked(arguments, ask)
+    return ask_gateway(arguments, ask)
 
 
 def _line(version: Mapping[str, Any]) -> str:
@@ -132,14 +146,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
         diff = found[0]["diff"] if len(found) == 1 else difference(found[0]["files"], found[1]["files"])
         return tell(arguments, {"diff": diff}, diff.rstrip("\n"))
 
-    return asked(arguments, ask)
-
-
-async def warnings_of(place: Place) -> list[Fault]:
-    """What only the gateway there can warn of. Raises `CommandFailed`."""
-    async with connected(place) as admin:
-        found = await admin.get("/admin/policy")
-    return [Fault(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
+    return ask_gateway(arguments, ask)
 
 
 def _said_of(arguments: argparse.Namespace, status: int, said: Mapping[str, Any]) -> int:

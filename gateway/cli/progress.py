@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from gateway.cli.output import warn
 
 LINES_EVERY_S = 5.0
-TICK_S = 1.0
+REFRESHES_PER_S = 4.0
+TEXT = TextColumn("{task.description}", markup=False)
 Advance = Callable[[int], None]
 Step = Callable[[str], None]
 
 
-def drawable(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether a line there can be written over."""
-    return stream.isatty() and environ.get("TERM") != "dumb"
+def bar_console() -> Console:
+    """Bars that are drawn at once share one."""
+    return Console(file=sys.stderr)
 
 
-def _on_terminal() -> dict[str, Any]:
-    """Where a bar is drawn, and how wide: a terminal may not know its own size, and tqdm then shows nothing."""
-    size = shutil.get_terminal_size()
-    return {"file": sys.stderr, "ncols": size.columns, "nrows": size.lines}
+def _drawn(console: Console, *columns: ProgressColumn, passing: bool = False) -> Progress:
+    """`passing`: nothing stays when it is over. Results go to standard output, past the bar."""
+    return Progress(
+        *(TEXT, *columns), console=console, transient=passing, redirect_stdout=False, refresh_per_second=REFRESHES_PER_S
+    )
 
 
 @contextmanager
-def counted(what: str, total: int | None, unit: str, *, quiet: bool) -> Iterator[Advance]:
+def counted(
+    what: str, total: int | None, unit: str, *, quiet: bool, console: Console | None = None
+) -> Iterator[Advance]:
     """-> what is told how many more are done. `total` None: nobody knows. `unit`: "B" for bytes, else a word."""
+    console = console or bar_console()
     if quiet:
         yield lambda _: None
-    elif drawable(sys.stderr, os.environ):
-        of_bytes = unit == "B"
-        with tqdm(
-            desc=what,
-            total=total,
-            unit=unit if of_bytes else f" {unit}",
-            unit_scale=of_bytes,
-            unit_divisor=1024,
-            **_on_terminal(),
-        ) as bar:
-            yield lambda more: bar.update(more) and None
+    elif console.is_interactive:
+        done = (DownloadColumn(binary_units=True),) if unit == "B" else (MofNCompleteColumn(), TextColumn(unit))
+        with _drawn(console, BarColumn(), *done, TimeRemainingColumn()) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda more: progress.advance(task, more)
     else:
         yield _lines(what, total, unit)
 
@@ -59,67 +66,39 @@ def _lines(what: str, total: int | None, unit: str, now: Callable[[], float] = t
         done += more
         if now() - at >= LINES_EVERY_S:
             at = now()
-            _line(f"{what}: {done}{'' if total is None else f'/{total}'} {unit}")
+            warn(f"{what}: {done}{'' if total is None else f'/{total}'} {unit}")
 
     return advance
 
 
 @contextmanager
-def steps(*, quiet: bool) -> Iterator[Step]:
+def steps(*, quiet: bool, console: Console | None = None) -> Iterator[Step]:
     """-> what is told what is done next. On a terminal the step under way shows for how long it has been."""
+    console = console or bar_console()
     if quiet:
         yield lambda _: None
-    elif drawable(sys.stderr, os.environ):
-        with _Ticking() as ticking:
-            yield ticking.show
+    elif console.is_interactive:
+        with _drawn(console, TimeElapsedColumn()) as progress:
+
+            def begin(text: str) -> None:
+                # One line alone is drawn again and again: what a child process writes meanwhile stays.
+                if before := progress.tasks:
+                    progress.remove_task(before[0].id)
+                    console.print(progress.make_tasks_table(before))
+                progress.add_task(text, total=None)
+
+            yield begin
     else:
-        yield _line
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+        yield warn
 
 
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """While something goes on of which nobody says how far it is: on a terminal, for how long it has been."""
-    if quiet or not drawable(sys.stderr, os.environ):
+    console = bar_console()
+    if quiet or not console.is_interactive:
         yield
         return
-    with _Ticking(kept=False) as ticking:
-        ticking.show(what)
+    with _drawn(console, TimeElapsedColumn(), passing=True) as progress:
+        progress.add_task(what, total=None)
         yield
-
-
-class _Ticking:
-    """A line that counts seconds, once there is one to count. `kept`: it stays when it is over."""
-
-    def __init__(self, *, kept: bool = True) -> None:
-        self._kept = kept
-        self._bar: tqdm[object] | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-
-    def __enter__(self) -> _Ticking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._end()
-
-    def show(self, text: str) -> None:
-        self._end()
-        self._bar = tqdm(desc=text, bar_format="{desc}  {elapsed}", leave=self._kept, **_on_terminal())
-
-    def _end(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            bar.close()
-
-    def _tick(self) -> None:
-        while not self._over.wait(TICK_S):
-            if (bar := self._bar) is not None:
-                bar.refresh()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -20,52 +17,55 @@ from gateway.adapters.system.gc_tuning import Collector, collected_briefly
 from gateway.admin.policy_manager import resume
 from gateway.admin.policy_validation import staged_folder
 from gateway.app import Gateway, running
-from gateway.cli.client import GOOD, add_addresses, addressed
-from gateway.cli.signals import told_to_stop
-from gateway.cli.workers.supervisor import supervising
+from gateway.cli.output import GOOD, warn
+from gateway.cli.parser import Command, add_addresses, with_addresses
+from gateway.cli.signals import on_hangup, told_to_stop
+from gateway.cli.workers import supervising
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.single_backend import upstream_config
-from gateway.config.units import Address
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.open_files import allow_files
-from gateway.tasks import begun, cancelled, held
+from gateway.tasks import begun, cancelled
 from gateway.worker import Hired
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `serve`. `commands`: argparse's subparsers."""
-    text = "Run the gateway until it is told to stop."
-    command = commands.add_parser("serve", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "--upstream https://api.openai.com/v1 --listen 127.0.0.1:8080",
+        about="Serves the configuration until SIGINT or SIGTERM; requests in flight are then given "
+        "server.drain_timeout. Saved policies are in force at once; SIGHUP has them read again. With --upstream there "
+        "is no file: one endpoint, both caches on.\n"
+        "A line a request goes to standard error, as JSON; --log-level warning leaves them out.",
+    )
     command.add_argument("--upstream", metavar="URL", help="no config file: put the gateway before this one endpoint")
     add_addresses(command)
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = {"listen": arguments.listen, "admin": arguments.admin, "log_level": arguments.log_level}
+    environ = with_addresses(os.environ, arguments)
     if arguments.upstream is not None:
-        uvloop.run(serve_upstream(arguments.upstream, os.environ, **options))
+        uvloop.run(serve_upstream(arguments.upstream, environ, arguments.log_level))
     else:
-        uvloop.run(serve(arguments.config, os.environ, **options))
+        uvloop.run(serve(arguments.config, environ, arguments.log_level))
     return GOOD
 
 
-async def serve(
-    path: Path, environ: Mapping[str, str], *, listen: Address | None, admin: Address | None, log_level: str
-) -> None:
+async def serve(path: Path, environ: Mapping[str, str], log_level: str) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     json_logging.set_up(log_level)
-    config, hired = load_config(path, addressed(environ, listen, admin)), Hired.of(environ)
+    config, hired = load_config(path, environ), Hired.of(environ)
     allow_files(config)
     if hired is not None:
         config = hired.applied(config)
     elif config.server.workers > 1:
         staged_folder(config.policies, config)  # its faults are told once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
-        await supervise(config, addressed(environ, listen, admin), arguments)
+        await supervise(config, environ, arguments)
         return
     resume(config, time.time)
     policy = staged_folder(config.policies, config)
@@ -93,47 +93,27 @@ async def warm(gateway: Gateway, hired: Hired) -> None:
 
 async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
     """Workers serve, and hand over to others on SIGHUP."""
-    async with supervising(config, arguments, environ) as supervisor:
-        loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-
-        def hand_over() -> None:
-            held(tasks, supervisor.hand_over())
-
-        loop.add_signal_handler(signal.SIGHUP, hand_over)
-        try:
-            with told_to_stop() as stop:
-                announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
-                await stop.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
-            await cancelled(*tasks)
+    async with supervising(config, arguments, environ) as supervisor, on_hangup(supervisor.hand_over, cancel=True):
+        with told_to_stop() as stop:
+            announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
+            await stop.wait()
 
 
 @asynccontextmanager
 async def following(gateway: Gateway) -> AsyncIterator[None]:
     """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
     watcher = begun(gateway.policies.watch())
-    reloads: set[asyncio.Task[object]] = set()
-
-    def reload() -> None:
-        held(reloads, gateway.policies.reload())
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
-        yield
+        async with on_hangup(gateway.policies.reload):
+            yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
         await cancelled(watcher)
 
 
-async def serve_upstream(
-    url: str, environ: Mapping[str, str], *, listen: Address | None, admin: Address | None, log_level: str
-) -> None:
+async def serve_upstream(url: str, environ: Mapping[str, str], log_level: str) -> None:
     """Serves one endpoint, with both caches on and no file at all."""
     json_logging.set_up(log_level)
-    config, policy = upstream_config(url, addressed(environ, listen, admin))
+    config, policy = upstream_config(url, environ)
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         with settled(gateway), told_to_stop() as stop:
@@ -157,6 +137,4 @@ def settled(gateway: Gateway) -> Iterator[None]:
 
 def announce(scheme: str, data: tuple[str, int], admin: tuple[str, int]) -> None:
     """One line for people, when both ports are open: scripts wait for it."""
-    line = f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    warn(f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}")

@@ -1,11 +1,14 @@
-"""Until a signal ends what runs."""
+"""What a signal has a command do: end, or begin something anew."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from gateway.tasks import cancelled, held
 
 
 @contextmanager
@@ -28,3 +31,20 @@ async def until_signalled() -> None:
     """Returns on SIGINT or SIGTERM."""
     with told_to_stop() as stop:
         await stop.wait()
+
+
+@asynccontextmanager
+async def on_hangup(act: Callable[[], Coroutine[Any, Any, object]], *, cancel: bool = False) -> AsyncIterator[None]:
+    """SIGHUP begins it, until the end of the block. `cancel`: what is under way then ends there."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
+
+    def begin() -> None:
+        held(tasks, act())
+
+    loop.add_signal_handler(signal.SIGHUP, begin)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        if cancel:
+            await cancelled(*tasks)

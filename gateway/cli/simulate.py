@@ -6,12 +6,12 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from gateway.adapters.onnx.model_files import ModelMissing
 from gateway.admin.policy_validation import staged, staged_folder
 from gateway.cache.model_factory import build_encoder
-from gateway.cli.client import tell
+from gateway.cli.output import tell
+from gateway.cli.parser import Command
 from gateway.cli.progress import waiting
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
@@ -23,21 +23,21 @@ from gateway.tools.simulation.report import as_text
 from gateway.tools.simulation.worker_process import done, job_of
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `simulate`. `commands`: argparse's subparsers."""
-    text = "Say what recorded traffic would have come to under another policy, beside the one in force."
-    command = commands.add_parser("simulate", parents=[shared], help=text, description=text)
-    command.add_argument("--policy", metavar="PATH", type=Path, required=True, help="the other one: a file or a folder")
-    command.add_argument(
-        "--traffic",
-        metavar="WHAT",
-        default="last-24h",
-        help="last-24h, last-7d, ... or segments; default: last-24h",
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "--policy new.yaml --traffic last-24h",
+        "--policy policies.new --traffic last-90m --json",
+        about="Puts the traffic that routes with `record: on` have kept through the gateway's own decisions, once "
+        "under the policy in force and once under the other one. Nothing is sent anywhere.",
+        fault="the policy has faults, or there is no traffic to replay",
     )
-    command.set_defaults(command=run_simulate)
+    command.add_argument("--policy", metavar="PATH", type=Path, required=True, help="the other one: a file or a folder")
+    text = "last-24h, last-7d, ... or segments; default: last-24h"
+    command.add_argument("--traffic", metavar="WHAT", default="last-24h", help=text)
 
 
-def run_simulate(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Raises `ConfigInvalid` or `TrafficUnreadable`."""
     config = load_config(arguments.config, os.environ)
     present, new = staged_folder(config.policies, config), _policy(arguments.policy, config)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,8 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from gateway.cli.client import GOOD, address, duration
+from gateway.cli.output import GOOD, warn
+from gateway.cli.parser import Command, address, duration
 from gateway.cli.signals import until_signalled
 from gateway.config.units import Address
 from gateway.errors import StartFailed
@@ -26,10 +26,15 @@ MAX_BODY = 10 * 2**20
 SHOWN = 200  # characters of the question that an answer repeats
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `stub`. `commands`: argparse's subparsers."""
-    text = "Run an endpoint without a model, to try the gateway before it."
-    command = commands.add_parser("stub", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "--listen 127.0.0.1:9001 --delay 300ms",
+        about="It answers as OpenAI's chat completions do, streams included: the answer names the model that was asked "
+        "and repeats the question. For trying policies, limits and clients; what it says is worth nothing. It keeps "
+        "nothing, and listens on this machine unless told otherwise.",
+    )
     command.add_argument(
         "--listen", metavar="HOST:PORT", type=address, default=LISTEN, help="port 0: a free one; default: %(default)s"
     )
@@ -40,7 +45,6 @@ def register(commands: Any, shared: argparse.ArgumentParser) -> None:
         default=0.0,
         help="before an answer begins, such as 300ms; default: 0s",
     )
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,8 +71,7 @@ async def serve(listen: Address, delay_s: float) -> None:
         except OSError as error:
             raise StartFailed(f"cannot listen on {listen} (--listen): {error.strerror}") from None
         host, port = runner.addresses[0][:2]
-        sys.stderr.write(f"nearhit stub serves http://{Address(host, port)}/v1, and no model\n")
-        sys.stderr.flush()
+        warn(f"nearhit stub serves http://{Address(host, port)}/v1, and no model")
         await until_signalled()
     finally:
         await runner.cleanup()

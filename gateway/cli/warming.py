@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
@@ -42,15 +41,6 @@ class Summary:
     not_stored: int = 0  # answered, and not to be stored: the policy's or the answer's doing
     failed: int = 0
     first_failure: str | None = None  # without texts
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "stored": self.stored,
-            "hits": self.hits,
-            "not_stored": self.not_stored,
-            "failed": self.failed,
-            "first_failure": self.first_failure,
-        }
 
     def count(self, status: int, cache_status: str) -> None:
         if status != 200:

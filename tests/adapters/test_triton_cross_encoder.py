@@ -24,7 +24,7 @@ from gateway.cache.calibration import WEIGHTS
 from gateway.cache.learned_verifier import LearnedVerifier, load_weights
 from gateway.cache.model_factory import build_verifier
 from gateway.cache.two_stage_verifier import ThoroughVerifier
-from gateway.cli.doctor.look_machine import look_at_models
+from gateway.cli.doctor.machine import look_at_models
 from gateway.config import Verifier
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelAway, StartFailed

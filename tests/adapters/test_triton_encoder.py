@@ -13,8 +13,8 @@ from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
 from gateway.adapters.triton.encoder import PROBES, TritonEncoder, likeness
 from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
-from gateway.cli.doctor.look_machine import look_at_models
-from gateway.cli.doctor.verdicts import model as verdict
+from gateway.cli.doctor.machine import look_at_models
+from gateway.cli.doctor.machine import model as verdict
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable, StartFailed
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS

@@ -141,7 +141,7 @@ def test_a_missing_model_is_one_sentence_with_the_command_that_makes_it(
 
 
 def test_usage_errors_exit_with_2() -> None:
-    assert main([]) == 2
+    assert (main([]), main(["cache"])) == (2, 2)
     with pytest.raises(SystemExit) as exit_:
         main(["serve", "--listen", "nowhere"])
     assert exit_.value.code == 2
@@ -157,11 +157,19 @@ def test_every_command_takes_config_and_json() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["sreve"], "nearhit: error: there is no command 'sreve', did you mean 'serve'? `nearhit --help` lists them"),
-        (["xyz"], "nearhit: error: there is no command 'xyz'; `nearhit --help` lists them"),
+        (
+            ["sreve"],
+            "nearhit: error: there is no command 'sreve', did you mean serve? `nearhit --help` lists what there is",
+        ),
+        (["xyz"], "nearhit: error: there is no command 'xyz'; `nearhit --help` lists what there is"),
         (
             ["--config", "x.yaml", "serve"],
             "nearhit: error: options go after the command, and --config stands before it",
+        ),
+        (
+            ["cache", "prge"],
+            "nearhit cache: error: there is no command 'prge', did you mean purge? "
+            "`nearhit cache --help` lists what there is",
         ),
         (
             ["cache", "purge", "--tags", "x"],

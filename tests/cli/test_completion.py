@@ -12,7 +12,6 @@ import pytest
 
 from gateway.__main__ import build_parser, main
 from gateway.cli.completion import SHELLS
-from gateway.cli.manual import tree
 from tests.cli.test_top import on_a_terminal, read_until
 
 
@@ -101,9 +100,9 @@ def test_each_script_is_one_that_its_shell_reads(
 
 
 def test_every_command_takes_a_configuration_and_speaks_json() -> None:
-    for name, command in tree(build_parser()):
+    for name, command in build_parser().walk():
         options = {option for action in command._actions for option in action.option_strings}
-        assert command.get_default("command") is None or {"--config", "--json", "--help"} <= options, name
+        assert command.commands or {"--config", "--json", "--help"} <= options, name
 
 
 def test_a_command_without_its_argument_exits_with_2() -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway.__main__ import main
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 from gateway.cache import index_factory
-from gateway.cli.doctor import examine, look_network, look_store
+from gateway.cli.doctor import command, network, store
 from tests.fixtures.gateways import BOTH_CACHES
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer, self_signed
@@ -67,16 +67,16 @@ def worst(findings: list[dict[str, str]]) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _what_answers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is."""
-    for module in (look_network, look_store):
+    for module in (network, store):
         monkeypatch.setattr(module, "ANSWER_S", 60.0)
-    monkeypatch.setattr(look_store, "STARTS_S", 60.0)
-    monkeypatch.setattr(examine, "LOOK_S", 300.0)
+    monkeypatch.setattr(store, "STARTS_S", 60.0)
+    monkeypatch.setattr(command, "LOOK_S", 300.0)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port at which something listens that is no nearhit, and says nothing: it is waited for in vain."""
-    monkeypatch.setattr(look_network, "ANSWER_S", 0.5)
+    monkeypatch.setattr(network, "ANSWER_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

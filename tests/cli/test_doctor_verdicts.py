@@ -9,20 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.doctor.findings import Finding, Level, Report
+from gateway.cli.doctor import Finding, Level, Report
+from gateway.cli.doctor.machine import GIB, FolderFacts, MachineFacts, clock, data_dir, libraries, limits
+from gateway.cli.doctor.network import PortFacts, port, running
 from gateway.cli.doctor.store import StoreFacts, store_findings
-from gateway.cli.doctor.verdicts import (
-    GIB,
-    FolderFacts,
-    MachineFacts,
-    PortFacts,
-    clock,
-    data_dir,
-    libraries,
-    limits,
-    port,
-    running,
-)
 from gateway.config import Config
 from gateway.config.units import Address
 

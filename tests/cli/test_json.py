@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.cli.manual import tree
-from gateway.cli.pages import PAGES
 from gateway.cli.parser import build_parser
 from tests.admin.test_policy import CHANGED, config_in, serving
 from tests.fixtures.gateways import Served
@@ -49,7 +47,6 @@ OFFLINE: dict[str, list[str]] = {
     "index migrate": [],
     "model fetch": [],
     "model triton": ["{files}/new.yaml"],
-    "help": ["cache", "purge"],
 }
 ASKING: dict[str, list[str]] = {
     "cache stats": [],
@@ -102,10 +99,9 @@ def called(name: str, given: list[str], **values: object) -> list[str]:
     return [*name.split(), *(part.format(**values) for part in given), "--json"]
 
 
-def test_every_command_has_a_case_here_and_a_page() -> None:
-    runs = {name for name, command in tree(build_parser()) if command.get_default("command") is not None}
+def test_every_command_has_a_case_here() -> None:
+    runs = {name for name, command in build_parser().walk() if not command.commands}
     assert runs == OFFLINE.keys() | ASKING.keys() | NOT_APPLICABLE
-    assert runs == PAGES.keys()
 
 
 async def test_what_a_gateway_is_asked_is_one_object(
@@ -166,7 +162,7 @@ def test_faults_of_the_configuration_are_in_the_object(tmp_path: Path, capsys: p
 
 
 def test_what_does_not_go_together_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["cache", "purge"], ["jobs", "retry"], ["explain"], ["help", "nothing"]):
+    for arguments in (["cache", "purge"], ["jobs", "retry"], ["explain"]):
         assert main([*arguments, "--json"]) == 2
         said = capsys.readouterr()
         assert (json.loads(said.out).keys(), said.err.count("\n")) == ({"error"}, 1)

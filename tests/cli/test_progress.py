@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 from collections.abc import Iterator
 from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 
-from gateway.cli import progress
+from gateway.cli import output, progress
 
 
 class Terminal(StringIO):
@@ -28,28 +29,46 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     shown = Terminal()
     ours, theirs = pty.openpty()
     shown.ours = theirs  # whose size is asked for
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=shown))
+    for module in (progress, output):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=shown))
     monkeypatch.setenv("TERM", "xterm")
     yield shown
     os.close(ours)
     os.close(theirs)
 
 
-def test_a_terminal_has_a_bar_without_colours(terminal: Terminal) -> None:
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_has_a_bar(no_color: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
     with progress.counted("warming", 2, "prompts", quiet=False) as done:
         done(1)
         done(1)
     said = terminal.getvalue()
-    assert "warming: 100%" in said and "2/2" in said
-    assert "\x1b[3" not in said
+    assert "warming" in said and "2/2" in said and "prompts" in said
+    assert ("\x1b[3" in said) == (not no_color)
 
 
-def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tqdm.std.time", lambda: 0.0)  # no second passes
+def test_a_bar_of_bytes_says_how_many(terminal: Terminal) -> None:
+    with progress.counted("importing", 4096, "B", quiet=False) as done:
+        done(4096)
+    assert "4.0/4.0 KiB" in terminal.getvalue()
+
+
+def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal) -> None:
     with progress.steps(quiet=False) as step:
         step("downloading")
         step("exporting")
-    assert "downloading  00:00" in terminal.getvalue() and "exporting  00:00\n" in terminal.getvalue()
+    said = re.sub(r"\x1b\[[?\d;]*\w", "", terminal.getvalue())
+    assert re.search(r"\rdownloading 0:00:\d\d\n.*\rexporting 0:00:\d\d\n$", said)
+
+
+def test_a_bar_may_be_drawn_below_a_step(terminal: Terminal) -> None:
+    console = progress.bar_console()
+    with progress.steps(quiet=False, console=console) as step:
+        step("comparing")
+        with progress.counted("asking", 2, "questions", quiet=False, console=console) as done:
+            done(2)
+    assert "2/2" in terminal.getvalue() and "comparing" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("why", ["json", "dumb", "file"])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.cli.top import command as top_command
+from gateway.cli import top as top_command
 from tests.docs.console import fits
 from tests.fixtures.gateways import Served
 from tests.fixtures.processes import changed
@@ -49,8 +49,8 @@ async def test_one_page_says_what_the_gateway_did(
     assert max(map(len, page.splitlines())) <= 80
     assert "hit rate 33.3 %" in page
     assert re.search(r"^exact +33\.3 % +\d+\.\d +\d+\.\d +\d+\.\d$", page, re.MULTILINE)
-    assert re.search(r"^light +0 +\d+ +0 +1/1  closed$", page, re.MULTILINE)
-    assert re.search(r"^default +0\.0 %   -$", page, re.MULTILINE)
+    assert re.search(r"^light +0 +\d+ +0 +1/1  closed *$", page, re.MULTILINE)
+    assert re.search(r"^default +0\.0 %  - *$", page, re.MULTILINE)
 
 
 async def test_one_page_as_json(tiered: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,9 +78,9 @@ async def test_no_gateway_there_is_a_sentence_and_exit_code_1(
 # seconds that it looks back.
 FROM_THE_FIRST_ON = changed(
     {
-        "gateway.cli.top.command.STRETCH_S": 3600.0,
-        "gateway.cli.top.command.MOST_REPORTS": 100_000,
-        "gateway.cli.top.command.ANSWER_S": 120.0,
+        "gateway.cli.top.STRETCH_S": 3600.0,
+        "gateway.cli.top.MOST_REPORTS": 100_000,
+        "gateway.cli.top.ANSWER_S": 120.0,
     }
 )
 
@@ -138,7 +138,7 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
         await asked(tiered)
         said = await read_until(ours, "hit rate 33.3 %", said)
         assert "(the last " in said
-        assert ("\x1b[1m" in said) == (not no_color)
+        assert "\x1b[1m" in said and not re.search(r"\x1b\[[\d;]*3\dm", said)  # colours are of troubles
         process.terminate()
         assert (await read_until(ours, "\x1b[?25h\x1b[?1049l")).endswith("\x1b[?1049l")
         assert await process.wait() == 0
@@ -168,8 +168,8 @@ backend                in flight   limit  queued  upstreams  breaker
 light                          0 ...       0        1/1  closed
 large                          0 ...       0        1/1  closed
 
-route                  large share   wrong of the hits served (95 % interval)
-default                      0.0 %   -
+route                  large share  wrong of the hits served (95 % interval)
+default                      0.0 %  -
 ..."""
 
 

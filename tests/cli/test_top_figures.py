@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.screen import Screen
 
-from gateway.cli.top.figures import figures
-from gateway.cli.top.view import Line, Tone, cut, drawn, duration, lines
+from gateway.cli.top import Fitted, duration, page
+from gateway.cli.top_figures import Figures, figures
 from gateway.messages import Verdict
 
 BOUNDS = [0.001, 0.01, 0.1]
@@ -67,41 +73,60 @@ def test_a_gateway_that_was_started_anew_is_counted_from_its_start() -> None:
     assert (found.since_start, found.requests_per_s) == (True, 0.4)
 
 
+def shown(found: Figures, rows: int | None = None, *, colour: bool = False, **more: Any) -> list[str]:
+    """What a terminal of 80 columns has of a page; `rows` None: all of it."""
+    stream = StringIO()
+    colours = "standard" if colour else None
+    console = Console(file=stream, width=80, height=rows, force_terminal=colour, color_system=colours, **more)
+    console.print(page(found) if rows is None else Screen(Fitted(page(found))))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
 def test_wrong_hits_are_shown_with_their_interval_and_what_is_unknown_as_such() -> None:
     wrong = {"route": "default", "wrong_hits": {"of_served": {"share": 0.004, "low": 0.001, "high": 0.012}}}
     shares = [{"route": "default", "large_share": 0.25}]
-    text = [line.text for line in lines(figures(report(1, quality=[wrong], routing=shares), None))]
-    assert text[-1].split() == ["default", "25.0", "%", "0.4", "%", "(0.1", "%", "to", "1.2", "%)"]
-    assert [line.text for line in lines(figures(report(1), None))][-1].split() == ["default", "-", "-"]
+    lines = shown(figures(report(1, quality=[wrong], routing=shares), None))
+    assert lines[-1].split() == ["default", "25.0", "%", "0.4", "%", "(0.1", "%", "to", "1.2", "%)"]
+    assert shown(figures(report(1), None))[-1].split() == ["default", "-", "-"]
 
 
 def test_stalls_of_the_stretch_are_shown_with_their_causes() -> None:
     before = report(1, loop_stalls={"busy": 2.0, "starved": 1.0, "waiting": 0.0})
     now = report(2, loop_stalls={"busy": 5.0, "starved": 2.0, "waiting": 0.0})
-    (said,) = [line.text for line in lines(figures(now, before)) if "loop" in line.text]
+    (said,) = [line for line in shown(figures(now, before)) if "loop" in line]
     assert said == "the event loop stood still 4 times, 20 ms or more (busy 3, starved 1)"
 
 
-def test_trouble_stands_out() -> None:
+@pytest.mark.parametrize("no_color", [False, True])
+def test_trouble_stands_out(no_color: bool) -> None:
     backend = {"inflight": 1, "limit": 8, "queued": 3, "breaker": "open", "upstreams": [{"state": "open"}]}
     found = figures(report(1, store_breaker="open", backends={"main": backend}), None)
-    bad = [line.text for line in lines(found) if line.tone is Tone.BAD]
-    assert bad[0].startswith("the store has failed")
-    assert bad[1].split() == ["main", "1", "8", "3", "0/1", "open"]
+    lines = shown(found, colour=True, no_color=no_color)
+    bad = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines if "\x1b[31m" in line]
+    assert no_color == (bad == [])
+    if not no_color:
+        assert bad[0].startswith("the store has failed")
+        assert bad[1].split() == ["main", "1", "8", "3", "0/1", "open"]
 
 
-@given(st.text(), st.integers(1, 200))
-def test_nothing_that_a_terminal_would_obey_gets_through(text: str, columns: int) -> None:
-    shown = cut(text, columns)
-    assert len(shown) <= columns
-    assert shown.isprintable()
+@given(st.text(min_size=1), st.text())
+def test_nothing_that_a_terminal_would_obey_gets_through(name: str, listen: str) -> None:
+    backend = {"inflight": 1, "limit": 8, "queued": 3, "breaker": "closed", "upstreams": []}
+    found = figures(report(1, backends={name: backend}, listen=listen), None)
+    lines = shown(found)
+    assert all(cell_len(line) <= 80 and line.isprintable() for line in lines)
+    assert len(lines) == len(shown(figures(report(1), None))) + 1
 
 
-@given(st.integers(0, 50), st.integers(2, 50))
+@given(st.integers(0, 50), st.integers(2, 70))
 def test_no_more_lines_than_the_terminal_has(count: int, rows: int) -> None:
-    text = drawn([Line(str(i)) for i in range(count)], 80, rows, colour=False)
-    assert len(text.splitlines()) == min(count, rows)
-    assert ("more lines" in text) == (count > rows)
+    policy = {"hash": "0a1b2c3d4e5f", "routes": [f"route-{i}" for i in range(count)], "faults": []}
+    found = figures(report(1, policy=policy), None)
+    lines, all_lines = shown(found, rows), shown(found)
+    assert len(lines) == rows
+    assert ("more lines" in lines[-1]) == (len(all_lines) > rows)
+    if len(all_lines) > rows:
+        assert lines[-1].startswith(f"({len(all_lines) - rows + 1} more")
 
 
 def test_durations() -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway import worker_metrics
-from gateway.cli.workers.supervisor import FIRST_DELAY_S, STEADY_S, Ground, Supervisor
-from gateway.cli.workers.worker import Worker
+from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import cancelled
 from gateway.worker import VARIABLE

@@ -16,8 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.cli.workers.restart import restart
-from gateway.cli.workers.supervisor import supervising
+from gateway.cli.workers import restart, supervising
 from gateway.config import Config
 from gateway.errors import StartFailed
 from gateway.listening import DataDirLock

@@ -1,3 +1,78 @@
-"""`nearhit doctor`: looks at what a gateway needs, and says what is wrong and what to do.
+"""`nearhit doctor`: looks at what a gateway needs, and says what is wrong and what to do: findings.
 
-`look_*` fetch facts; `verdicts` and `store` make findings of them, without I/O; `examine` puts both in order."""
+`machine`, `network` and `store` fetch facts and make findings of them; `command` puts all in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+SHOWN = 10  # faults that are repeated; `nearhit check` has them all
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # it runs, though not as well or as safely as it could
+    FAULT = "fault"  # it does not start, or does not do what it is for
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`found` and `todo` are a sentence each; `todo` is empty where nothing is to be done."""
+
+    check: str
+    level: Level
+    found: str
+    todo: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"check": self.check, "level": str(self.level), "found": self.found, "todo": self.todo}
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, Level.OK, found)
+
+
+def warning(check: str, found: str, todo: str) -> Finding:
+    return Finding(check, Level.WARNING, found, todo)
+
+
+def fault(check: str, found: str, todo: str) -> Finding:
+    return Finding(check, Level.FAULT, found, todo)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """In the order of the checks. `left_out`: checks that need a configuration where there is none."""
+
+    findings: tuple[Finding, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return all(finding.level is not Level.FAULT for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.good,
+            "findings": [finding.as_json() for finding in self.findings],
+            "left_out": list(self.left_out),
+        }
+
+    def as_text(self) -> str:
+        lines: list[str] = []
+        for finding in self.findings:
+            lines.append(f"{finding.level:<8} {finding.check:<14} {finding.found}")
+            if finding.todo:
+                lines.append(f"{'':<23} -> {finding.todo}")
+        if self.left_out:
+            lines.append(f"not looked at, for want of a configuration: {', '.join(self.left_out)}")
+        return "\n".join([*lines, _summary(self.findings)])
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    words = {level: f"{level}s" if level is not Level.OK and counts[level] != 1 else str(level) for level in Level}
+    return ", ".join(f"{count} {words[level]}" for level, count in counts.items())

@@ -1,27 +1,136 @@
-"""The command itself."""
+"""`nearhit doctor`, every check in order: facts are fetched at once, findings follow what depends on what."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from gateway.cli.client import FAULT, GOOD, add_addresses, addressed, tell
-from gateway.cli.doctor.examine import examine
+from gateway.admin.policy_tests import disappointments
+from gateway.cli.doctor import SHOWN, Finding, Report, fault, machine, network, ok, store, warning
+from gateway.cli.output import FAULT, GOOD, several, tell
+from gateway.cli.parser import Command, add_addresses, with_addresses
+from gateway.config import Config
+from gateway.config.errors import ConfigInvalid, KeyPath, render_path
+from gateway.config.load import read_config, secrets_of
+from gateway.config.policy.check import CheckResult, check
+from gateway.config.policy.single_backend import upstream_config
+
+# Of everything that asks others; each of them has a shorter limit of its own. What is read from this machine's disk
+# has none, since a read cannot be called off.
+LOOK_S = 15.0
+STAND_IN = "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
+NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
-def register(commands: Any, shared: argparse.ArgumentParser) -> None:
-    """Adds `doctor`. `commands`: argparse's subparsers."""
-    text = "Look at everything that the gateway needs, and say what is wrong and what to do. Changes nothing."
-    command = commands.add_parser("doctor", parents=[shared], help=text, description=text)
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "--upstream https://api.openai.com/v1",
+        about="Whether a gateway runs or not, from the same folder and with the same environment as it. Each finding "
+        "says what was found and, where something is to be done, what. Takes some seconds, at most 15 for what asks "
+        "others.",
+        fault="there is a fault; warnings alone are 0",
+    )
     command.add_argument("--upstream", metavar="URL", help="no config file: as `nearhit serve --upstream URL` runs")
     add_addresses(command)
-    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    environ = addressed(os.environ, arguments.listen, arguments.admin)
+    environ = with_addresses(os.environ, arguments)
     report = asyncio.run(examine(arguments.config, environ, arguments.upstream))
     tell(arguments, report.as_json(), report.as_text())
     return GOOD if report.good else FAULT
+
+
+async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
+    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most `LOOK_S`
+    and what this machine's disk takes."""
+    absent = () if upstream is not None else read_config(path, environ).absent
+    # A secret that is not set is a finding of its own, and no reason to leave out all the others.
+    pretended = {**environ, **dict.fromkeys(absent, STAND_IN)}
+    result, config = await asyncio.to_thread(_read, path, pretended, upstream)
+    findings = list(configuration(result))
+    if config is not None:
+        findings += secrets(list(secrets_of(config)), absent)
+        findings += await _examine_config(config, environ, pretended)
+    findings.append(machine.clock(time.time(), machine.built()))
+    findings += machine.libraries(sys.version_info[:2], machine.installed(), machine.locked())
+    return Report(tuple(findings), () if config is not None else NEEDS_CONFIG)
+
+
+def _read(path: Path, environ: Mapping[str, str], upstream: str | None) -> tuple[CheckResult, Config | None]:
+    if upstream is None:
+        return check((), path, environ, disappointments), read_config(path, environ).config
+    try:
+        return CheckResult((), (), ()), upstream_config(upstream, environ)[0]
+    except ConfigInvalid as invalid:
+        return CheckResult(invalid.faults, (), ()), None
+
+
+async def _examine_config(config: Config, environ: Mapping[str, str], pretended: Mapping[str, str]) -> list[Finding]:
+    models = await asyncio.to_thread(machine.look_at_models, config)
+    folder = await asyncio.to_thread(machine.look_at_folder, config.data_dir)
+    limits = await asyncio.to_thread(machine.look_at_machine, config.data_dir)
+    token = environ.get(config.auth.admin_token_env or "")
+    of_gateway, of_store, of_index, of_backends = await asyncio.gather(
+        _bounded("gateway", _gateway(config, token)),
+        _bounded("store", store.store(config, pretended, gateway_runs=folder.holder is not None)),
+        _bounded("index", store.index(config, environ, gateway_runs=folder.holder is not None)),
+        _bounded("backends", network.look_at_backends(config, pretended)),
+    )
+    return [
+        *map(machine.model, models),
+        *machine.data_dir(folder, config),
+        *of_store,
+        *of_index,
+        *of_gateway,
+        *of_backends,
+        *machine.limits(limits, config),
+    ]
+
+
+async def _gateway(config: Config, token: str | None) -> list[Finding]:
+    facts = await network.look_at_gateway(config, token)
+    found = [network.port(port) for port in facts.ports]
+    return [*found, *network.running(facts.ready, facts.stats, facts.refused)] if facts.runs else found
+
+
+async def _bounded(what: str, look: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
+    try:
+        async with asyncio.timeout(LOOK_S):
+            return await look
+    except TimeoutError:
+        return [fault(what, f"could not be looked at within {LOOK_S:g} s", "see whether this machine is overloaded")]
+
+
+def configuration(result: CheckResult) -> Iterator[Finding]:
+    for problem in result.faults[:SHOWN]:
+        yield fault("configuration", str(problem), "change that line; `nearhit check` says whether all is well")
+    if len(result.faults) > SHOWN:
+        yield fault(
+            "configuration", f"{len(result.faults) - SHOWN} more faults", "run `nearhit check`, which lists them all"
+        )
+    for problem in result.warnings[:SHOWN]:
+        yield warning("configuration", str(problem), "change that line, unless it is meant")
+    if not result.faults:
+        yield ok("configuration", f"{several(len(result.files), 'file') if result.files else 'no files'}, no faults")
+
+
+def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:
+    """`named`: where the configuration names a variable, and which. What is in one is never looked at here."""
+    for path, name in named:
+        if name in absent:
+            found = f"{render_path(path)} names the environment variable {name}, which is not set"
+            yield fault("secrets", found, f"set {name} where the gateway is started (systemd: EnvironmentFile)")
+    there = sorted({name for _, name in named} - set(absent))
+    if there:
+        yield ok("secrets", f"set: {', '.join(there)}")
+    elif not named:
+        yield ok("secrets", "the configuration names none")

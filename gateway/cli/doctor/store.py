@@ -1,16 +1,36 @@
-"""Findings on the store, from what its server says of itself."""
+"""The store and the index outside, asked over the gateway's own clients. Nothing is made."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import statistics
+import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gateway.cli.doctor.findings import Finding, fault, ok, warning
+from redis.asyncio.sentinel import MasterNotFoundError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from gateway.adapters.faiss.index_plan import Plan
+from gateway.adapters.redis.client import Access, connect
+from gateway.adapters.redis.cluster import each_server
+from gateway.adapters.redis.embedded_valkey import server_program, socket_path
+from gateway.adapters.system.child_process import ChildFailed
+from gateway.cache.index_factory import build_device, milvus_version
+from gateway.cache.stores import access_of
+from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.store_url import Kind
+from gateway.config.urls import lite_file
+from gateway.errors import IndexUnavailable, StartFailed
 
-CHECK = "store"
+ANSWER_S = 5.0
+PINGS = 5
+STARTS_S = 5.0
 # From this version on a server says whether a removal is on its disk (WAITAOF, docs/operations.md).
 TELLS_OF_ITS_DISK = (7, 2)
 # Removals count by the clocks of all gateways (docs/operations.md): within a second they are taken to agree.
@@ -35,12 +55,12 @@ class StoreFacts:
 def unreachable(where: str, why: str, embedded: bool) -> Finding:
     if embedded:
         return fault(
-            CHECK,
+            "store",
             f"the embedded store does not answer: {why}",
             "the gateway starts it again by itself; if it does not last, see the logs in store of data_dir",
         )
     return fault(
-        CHECK,
+        "store",
         f"the store at {where} does not answer: {why}",
         "start it, or put store.url right; until then every request is a miss",
     )
@@ -53,19 +73,19 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
         found = (
             f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, and the user may not ask for more"
         )
-        yield warning(CHECK, found, "let the user of store.url run INFO and TIME, to have its settings examined")
+        yield warning("store", found, "let the user of store.url run INFO and TIME, to have its settings examined")
         return
     name, version = _version(said)
     found = f"{name} {version} at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms"
     yield _latency(found, facts, config.store.timeout)
     if config.store.url != "embedded" and _parsed(version) < TELLS_OF_ITS_DISK:
         yield warning(
-            CHECK, f"{name} {version} cannot say what is on its disk", "use Redis 7.2 or Valkey, so that removals can"
+            "store", f"{name} {version} cannot say what is on its disk", "use Redis 7.2 or Valkey, so that removals can"
         )
     if said.get("role") in ("slave", "replica"):
-        yield fault(CHECK, "this server is a replica and takes no writes", "name its primary in store.url")
+        yield fault("store", "this server is a replica and takes no writes", "name its primary in store.url")
     if config.store.target.kind in (Kind.SENTINEL, Kind.CLUSTER) and said.get("connected_slaves", "0") == "0":
-        yield warning(CHECK, "no replica follows this primary: when it dies nothing takes over", "start one")
+        yield warning("store", "no replica follows this primary: when it dies nothing takes over", "start one")
     yield from _persistence(facts, config)
     yield from _memory(facts)
     if config.store.url != "embedded":
@@ -75,10 +95,12 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
 def _latency(found: str, facts: StoreFacts, timeout_s: float) -> Finding:
     limit = f"store.timeout is {1e3 * timeout_s:g} ms"
     if facts.latency_s >= timeout_s:
-        return fault(CHECK, f"{found}, and {limit}: nothing is found in time", "move it nearer, or raise store.timeout")
+        return fault(
+            "store", f"{found}, and {limit}: nothing is found in time", "move it nearer, or raise store.timeout"
+        )
     if facts.latency_s >= timeout_s / 2:
-        return warning(CHECK, f"{found}, and {limit}", "move it nearer, or raise store.timeout")
-    return ok(CHECK, found)
+        return warning("store", f"{found}, and {limit}", "move it nearer, or raise store.timeout")
+    return ok("store", found)
 
 
 def _persistence(facts: StoreFacts, config: Config) -> Iterator[Finding]:
@@ -86,19 +108,19 @@ def _persistence(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     appends = said.get("aof_enabled") == "1"
     for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if said.get(key, "ok") != "ok":
-            yield fault(CHECK, f"its last {what} could not be written", "see its log; often its disk is full")
+            yield fault("store", f"its last {what} could not be written", "see its log; often its disk is full")
     if config.jobs.fsync and not (appends and set_to.get("appendfsync") == "always"):
         yield fault(
-            CHECK,
+            "store",
             "jobs.fsync is on, and the server does not write through, or does not say so: jobs are refused",
             "set appendonly yes and appendfsync always there, or jobs.fsync: off",
         )
     elif not appends and not set_to.get("save", "?"):
         todo = "set appendonly yes there, unless losing them is meant"
-        yield warning(CHECK, "nothing is written to disk: a restart of it loses answers, removals and jobs", todo)
+        yield warning("store", "nothing is written to disk: a restart of it loses answers, removals and jobs", todo)
     elif not appends:
         todo = "set appendonly yes there, so that removals and jobs are kept"
-        yield warning(CHECK, "it writes snapshots alone: what came after the last one is lost with it", todo)
+        yield warning("store", "it writes snapshots alone: what came after the last one is lost with it", todo)
 
 
 def _memory(facts: StoreFacts) -> Iterator[Finding]:
@@ -107,7 +129,7 @@ def _memory(facts: StoreFacts) -> Iterator[Finding]:
     used = int(said.get("used_memory", "0") or 0)
     if policy.startswith("allkeys"):
         yield warning(
-            CHECK,
+            "store",
             f"its maxmemory-policy is {policy}: it may drop jobs, removals and what was learnt",
             "set maxmemory-policy volatile-lru there: answers have an expiry, the rest has none",
         )
@@ -115,7 +137,7 @@ def _memory(facts: StoreFacts) -> Iterator[Finding]:
         level = fault if used >= most else warning
         state = "is full" if used >= most else f"is {used / most:.0%} full"
         todo = "set maxmemory-policy volatile-lru there, or store.max_bytes below its maxmemory"
-        yield level(CHECK, f"its memory {state}, and with maxmemory-policy noeviction it then refuses answers", todo)
+        yield level("store", f"its memory {state}, and with maxmemory-policy noeviction it then refuses answers", todo)
 
 
 def clock_finding(ahead_s: float) -> Finding:
@@ -137,3 +159,120 @@ def _version(said: Mapping[str, str]) -> tuple[str, str]:
 
 def _parsed(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (0,)
+
+
+async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
+    """Of the server that is named; of the embedded one where a gateway runs on its folder. Else that it can be run."""
+    embedded = config.store.url == "embedded"
+    if embedded and not gateway_runs:
+        return [await asyncio.to_thread(_bundled)]
+    path = socket_path(config.data_dir.resolve() / "store") if embedded else None
+    url = f"unix://{path}" if embedded else config.store.url
+    where = "its socket" if embedded else config.store.target.where
+    try:
+        access = access_of(config.store, environ)
+    except StartFailed as error:
+        return [fault("store", str(error), "put it right, the gateway does not start")]
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            facts = await _ask_all(url, where, access)
+    except (RedisError, OSError, TimeoutError, ValueError) as error:
+        return [unreachable(where, _why(error), embedded)]
+    return [finding for one in facts for finding in store_findings(one, config)]
+
+
+def _bundled() -> Finding:
+    try:
+        said = subprocess.run(  # noqa: S603 - the program that comes with the package
+            [server_program(), "--version"], capture_output=True, text=True, timeout=STARTS_S, check=True
+        ).stdout
+    except (OSError, ChildFailed, subprocess.SubprocessError) as error:
+        todo = "pip install -r requirements.lock, or name a server in store.url"
+        return fault("store", f"the embedded server cannot be run: {type(error).__name__}", todo)
+    version = next((word for word in said.split() if word.startswith("v=")), "v=unknown").removeprefix("v=")
+    return ok("store", f"the embedded Valkey {version} can be run; it starts with the gateway")
+
+
+async def _ask_all(url: str, where: str, access: Access) -> list[StoreFacts]:
+    """Of a cluster each server that takes writes."""
+    client: Any = connect(url, access=access)
+    try:
+        async with each_server(client) as servers:
+            return [await _ask(server, f"{at} of {where}" if at else where) for at, server in servers.items()]
+    finally:
+        await client.aclose()
+
+
+async def _ask(client: Any, where: str) -> StoreFacts:
+    await client.ping()  # opens the connection, which is no part of the latency
+    latencies = []
+    for _ in range(PINGS):
+        begun = time.perf_counter()
+        await client.ping()
+        latencies.append(time.perf_counter() - begun)
+    latency_s = statistics.median(latencies)
+    try:
+        before = time.time()
+        seconds, micros = await client.time()
+        ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
+        information = {str(name): str(value) for name, value in (await client.info()).items()}
+    except NoPermissionError:
+        return StoreFacts(where, {}, {}, latency_s, 0.0)
+    return StoreFacts(where, information, await _settings(client), latency_s, ahead_s)
+
+
+async def _settings(client: Any) -> dict[str, str]:
+    """Hosted servers do not show theirs."""
+    try:
+        told = {**await client.config_get("append*"), **await client.config_get("save")}
+    except ResponseError:
+        return {}
+    return {_text(name): _text(value) for name, value in told.items()}
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _why(error: BaseException) -> str:
+    """Without the server's own sentence, which may repeat what it was told."""
+    if isinstance(error, AuthenticationError):
+        return "it does not accept the user or the password"
+    if isinstance(error, MasterNotFoundError):
+        cause = error.__cause__
+        return "no sentinel knows such a primary" if cause is None else f"no sentinel can be asked: {_why(cause)}"
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        return f"nothing within {ANSWER_S:g} s"
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
+    """None where the index is in process and on the CPU: the limits say what that takes."""
+    url, device = config.index.url, config.index.device
+    if device != "cpu":
+        try:
+            build_device(device)
+        except StartFailed as error:
+            return [fault("index", str(error), "do what it says")]
+        return [ok("index", f"faiss finds {device}, for partitions of {Plan().place_from:,} entries and more")]
+    if config.index.adapter != "milvus" or url is None:
+        return []
+    if lite_file(url) and gateway_runs:
+        return [ok("index", f"the gateway that runs has {url} open; one process may, so it is not looked at")]
+    try:
+        version = await asyncio.to_thread(milvus_version, config, environ, ANSWER_S)
+    except StartFailed as error:
+        return [fault("index", str(error), "do what it says, or use index.adapter: faiss")]
+    except IndexUnavailable as error:
+        todo = "start it, or put index.url or index.token_env right; until then nothing is found in other words"
+        return [fault("index", f"Milvus at {url} does not answer: {error}", todo)]
+    return [ok("index", f"Milvus {version} at {url} answers")]

@@ -1,4 +1,4 @@
-"""Facts from sockets: who answers at the gateway's ports, and what stands between it and its backends."""
+"""The network: who answers at the gateway's ports, and what stands between it and its backends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +14,90 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from gateway.adapters.system.clock import SystemClock
 from gateway.cli.admin_client import url_of
-from gateway.cli.doctor.findings import Finding, ok
-from gateway.cli.doctor.look_base_url import likely_base
-from gateway.cli.doctor.verdicts import PortFacts, UpstreamFacts, backend
+from gateway.cli.doctor import SHOWN, Finding, fault, ok, warning
 from gateway.config import Config, OnnxBackendConfig
 from gateway.config.units import Address
+from gateway.dialects.base_url import ends_in_version
+from gateway.dialects.known import VERSIONED
 from gateway.observability.telemetry import Telemetry
+from gateway.upstream.aiohttp_session import open_session
 from gateway.upstream.factory import build_pools
 from gateway.upstream.upstream import Lane
 
 ANSWER_S = 5.0
 ADDRESSES = 4  # of one name that are tried
 ADMIN_REALM = "nearhit admin"
+THERE = (200, 401, 403)  # no credentials are shown: an API may want some before it tells
+NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """`error`: why nothing can listen there; None: it is free. `answers`: what a nearhit there says of itself; None
+    where no nearhit answers."""
+
+    key: str
+    address: Address
+    error: str | None
+    taken: bool = False
+    answers: Mapping[str, Any] | None = None
+
+
+def port(facts: PortFacts) -> Finding:
+    where = f"{facts.address} ({facts.key})"
+    if facts.answers is not None:
+        return ok("ports", f"{where}: a nearhit answers")
+    if facts.taken:
+        todo = f"find it with `ss -ltnp 'sport = :{facts.address.port}'` and stop it, or change {facts.key}"
+        return fault("ports", f"{where}: taken, and what answers there is no nearhit", todo)
+    if facts.error is not None:
+        return fault("ports", f"{where}: nothing can listen there: {facts.error}", f"change {facts.key}")
+    free = "the system chooses a port" if facts.address.port == 0 else "free, no gateway runs there"
+    return ok("ports", f"{where}: {free}")
+
+
+def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, refused: str | None) -> Iterator[Finding]:
+    """Of a gateway that answers. `ready`: its /readyz; `stats`: its /admin/stats; `refused`: why there are none."""
+    if ready is not None and ready.get("draining"):
+        yield warning("gateway", "it is about to stop, and answers what it has begun", "wait for the next one")
+    if refused is not None:
+        yield warning("gateway", f"its admin port tells nothing: {refused}", "give the token that it was started with")
+    if stats is None:
+        return
+    if stats.get("store_breaker", "closed") != "closed":
+        yield fault("gateway", "it leaves its store alone after failures: all are misses", "see the store's findings")
+    if not stats.get("index_ready", True):
+        yield warning("gateway", "it still reads its index: not every question is found by similarity", "wait")
+    for problem in stats.get("policy", {}).get("faults", ())[:SHOWN]:
+        found = f"the last policy was refused, an older one is in force: {problem}"
+        yield fault("gateway", found, "change that line: a saved file is read at once")
+    for name, backend in stats.get("backends", {}).items():
+        if backend.get("breaker", "closed") != "closed":
+            found = f"it leaves the backend {name} alone after failures (breaker {backend['breaker']})"
+            yield warning("gateway", found, "see the backends' findings; it asks again by itself")
+    yield from _stalls(stats)
+    yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
+
+
+def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
+    """More than one a minute since its start."""
+    counts: Mapping[str, float] = stats.get("loop_stalls", {})
+    total = sum(counts.values())
+    if total <= max(1.0, (stats.get("now", 0.0) - stats.get("started", 0.0)) / 60):
+        return
+    most = max(counts, key=counts.__getitem__)
+    longest = stats.get("loop", {}).get("longest") or {}
+    at = f", the longest for {longest['ms']:g} ms" if longest else ""
+    at += f" in {longest['where']}" if longest.get("where") else ""  # where not: nobody looked in time
+    todo = {
+        "starved": "give it a processor: other work, or a limit of its container, keeps it from one",
+        "busy": "add gateways or server.workers: this one has more to compute than one processor does",
+    }.get(most, "see docs/operations.md, NearhitLoopStalls: something blocks it")
+    yield warning("gateway", f"its event loop stood still {total:.0f} times, most of them {most}{at}", todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +181,34 @@ async def _get(
         return 0, None, ""
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamFacts:
+    """`why`: what stands in the way of asking it; None: it is ready. `likely`: the base URL that is likely meant; None:
+    nothing speaks against this one."""
+
+    address: str
+    why: str | None
+    likely: str | None = None
+
+
+def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
+    down = [one for one in upstreams if one.why is not None]
+    # A backend with another address that answers goes on; without one its requests fail.
+    level = fault if len(down) == len(upstreams) else warning
+    for one in down:
+        yield level(
+            "backends", f"{name}: {one.address} {one.why}", f"start it, or put backends.{name} right in config.yaml"
+        )
+    for one in upstreams:
+        if one.likely is not None:
+            found = f"{name}: {one.address} answers, and has no list of models (404); {one.likely} has one"
+            todo = f"put backends.{name} right in config.yaml, or what --upstream is given: {one.likely}"
+            yield warning("backends", found, todo)
+    good = [one.address for one in upstreams if one.why is None and one.likely is None]
+    if good:
+        yield ok("backends", f"{name}: {', '.join(good)} answers")
+
+
 async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     """Asks each address as the gateway's own health probe does, and where it is not ready, finds out why."""
     found: list[Finding] = []
@@ -145,6 +242,28 @@ async def _look_at_upstream(lane: Lane) -> UpstreamFacts:
         return UpstreamFacts(address, await why_not(address))
     likely = await likely_base(address, ANSWER_S) if lane.upstream.provider == "openai" else None
     return UpstreamFacts(address, None, likely)
+
+
+async def likely_base(url: str, limit_s: float) -> str | None:
+    """The base URL that is likely meant: the same with /v1, where there is a list of models and none at `url`. None:
+    nothing speaks against `url`, or it cannot be told within `limit_s`."""
+    if ends_in_version(urlsplit(url).path):
+        return None
+    below = url + VERSIONED
+    async with open_session(limit_s, 1) as session:
+        try:
+            async with asyncio.timeout(limit_s):
+                if await _listing(session, url) == NOT_FOUND and await _listing(session, below) in THERE:
+                    return below
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass
+    return None
+
+
+async def _listing(session: aiohttp.ClientSession, url: str) -> int:
+    """The status of the list of models."""
+    async with session.get(URL(f"{url}/models", encoded=True), allow_redirects=False) as response:
+        return response.status
 
 
 async def why_not(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Facts of this machine: files, disk, locks, limits, libraries. All of it blocks for milliseconds."""
+"""This machine: model files, data folder, locks, limits, libraries, clock. All of it blocks for milliseconds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,55 @@ import importlib.util
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import gateway
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_manifest
 from gateway.cache.model_factory import build_encoder, build_verifier, model_dir_of
-from gateway.cli.doctor.verdicts import FolderFacts, MachineFacts, ModelFacts
+from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.config.verifier import CrossEncoder
 from gateway.errors import StartFailed
-from gateway.open_files import allowed
+from gateway.open_files import allowed, needed
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")
 LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 NAMED = re.compile(r"[A-Za-z0-9._-]+")
+MIB, GIB = 2**20, 2**30
+FULL = 64 * MIB  # of free disk: an append-only file and the log need some
+# A million entries of 384 dimensions take 1.3 GB: `make bench-index`, docs/performance.md.
+INDEX_BYTES_AN_ENTRY = 1300
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`error`: why it cannot be used. `holds`: the model that the folder says it holds; None where it says none."""
+
+    key: str  # of the configuration: embedder | embedder.migrate_from
+    adapter: str
+    wanted: str
+    folder: Path | None = None
+    holds: str | None = None
+    error: str | None = None
+
+
+def model(facts: ModelFacts) -> Finding:
+    if facts.error is not None:
+        first = "start that server" if facts.adapter == "triton" else "run `nearhit model fetch`"
+        todo = f"{first}, or put {facts.key} right in config.yaml"
+        return fault("embedding", f"{facts.key}: {facts.error}", todo)
+    if facts.adapter == "hash":
+        found = f"{facts.key}: the adapter hash goes by letters, not by meaning"
+        return warning("embedding", found, "set embedder.adapter: onnx; hash is for measurements")
+    if facts.holds is not None and facts.holds != facts.wanted:
+        found = f"{facts.key}: {facts.folder} holds {facts.holds}, and {facts.wanted} is asked for"
+        return fault("embedding", found, "name the model that is there, or fetch the other: `nearhit model fetch`")
+    return ok("embedding", f"{facts.key}: {facts.wanted} is there" + (", every file as built" if facts.holds else ""))
 
 
 def look_at_models(config: Config) -> list[ModelFacts]:
@@ -69,6 +102,36 @@ def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:
     return ModelFacts(key, model.adapter, model.model, folder, holds)
 
 
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """`error`: why nothing can be written there. `holder`: who holds its lock, such as "process 12 (nearhit)"."""
+
+    path: Path
+    error: str | None
+    free: int
+    holder: str | None
+
+
+def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
+    if facts.error is not None:
+        todo = "give the gateway's user write access there, or name another folder in data_dir"
+        yield fault("data_dir", f"{facts.path} cannot be written: {facts.error}", todo)
+        return
+    held = f"in use by {facts.holder}" if facts.holder else "in use by no gateway"
+    room = f"{facts.path} can be written, {_size(facts.free)} are free, {held}"
+    # An append-only file is written anew beside the old one: for that moment there are two.
+    wanted = 2 * config.store.max_memory if config.store.url == "embedded" else GIB
+    if facts.free < FULL:
+        yield fault("data_dir", room, "make room on that disk: the store cannot write")
+    elif facts.free < wanted:
+        todo = f"make room: {_size(wanted)} are wanted" + (
+            ", twice store.max_memory" if config.store.url == "embedded" else ""
+        )
+        yield warning("data_dir", room, todo)
+    else:
+        yield ok("data_dir", room)
+
+
 def look_at_folder(path: Path) -> FolderFacts:
     """Leaves nothing behind. Where the folder is not there yet, it is the first one above that counts."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -112,6 +175,42 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()  # its command line may hold what nobody is to see
     except OSError:
         return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """`files`: how many this process may open. `memory`: bytes that it may have, of the machine or its control group;
+    None where that is not told."""
+
+    files: int
+    memory: int | None
+
+
+def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
+    wanted = needed(config)
+    most = f"{wanted.inflight} requests in flight and {wanted.calls} calls need {wanted.files}"
+    found = f"{facts.files} files may be open; {most}"
+    todo = f"raise it to {wanted.ample}: LimitNOFILE of the unit, or `ulimit -n`"
+    if facts.files < wanted.files:
+        yield (fault if facts.files < wanted.inflight else warning)("limits", found, todo)
+    else:
+        yield ok("limits", found)
+    if facts.memory is not None:
+        yield _memory_finding(facts.memory, config)
+
+
+def _memory_finding(memory: int, config: Config) -> Finding:
+    store = config.store.max_memory if config.store.url == "embedded" else 0
+    index = INDEX_BYTES_AN_ENTRY * config.index.max_entries if config.index.adapter == "faiss" else 0
+    full = store + config.store.front_size + index
+    bodies = config.server.max_inflight * config.server.max_body
+    found = (
+        f"{_size(memory)} of memory; full caches take {_size(full)}, of them the index {_size(index)}; "
+        f"bodies at their limits would take another {_size(bodies)}"
+    )
+    if full > memory:
+        return warning("limits", found, "lower index.max_entries, store.max_memory or store.front_size")
+    return ok("limits", found)
 
 
 def look_at_machine(data_dir: Path) -> MachineFacts:
@@ -168,3 +267,36 @@ def _version(name: str) -> str | None:
 def built() -> float:
     """When the newest module of the package was made; seconds since 1970."""
     return max(file.stat().st_mtime for file in PACKAGE.glob("*.py"))
+
+
+def libraries(
+    python: tuple[int, int], found: Mapping[str, str | None], locked: Mapping[str, str] | None
+) -> Iterator[Finding]:
+    """`found`: the version of each library that is needed, None where it is absent. `locked`: those that were tested;
+    None where no lock lies beside the package."""
+    if python < (3, 11):
+        yield fault("libraries", f"Python is {python[0]}.{python[1]}", "use Python 3.11 or newer")
+    absent = sorted(name for name, version in found.items() if version is None)
+    if absent:
+        yield fault("libraries", f"not installed: {', '.join(absent)}", "pip install -r requirements.lock")
+    others = [
+        f"{name} {version} (tested: {(locked or {})[name]})"
+        for name, version in sorted(found.items())
+        if version is not None and name in (locked or {}) and version != (locked or {})[name]
+    ]
+    if others:
+        yield warning("libraries", f"other versions than tested: {', '.join(others)}", "make setup")
+    elif not absent:
+        compared = "no lock lies beside the package" if locked is None else "as in requirements.lock"
+        yield ok("libraries", f"Python {python[0]}.{python[1]}, {len(found)} libraries, {compared}")
+
+
+def clock(wall: float, built: float) -> Finding:
+    """Seconds since 1970. `built`: when the newest file of this package was made: before that no clock can be."""
+    if wall < built:
+        return fault("clock", "this machine's clock is before the day this program was made", "set it: run chrony")
+    return ok("clock", f"this machine's clock is at {datetime.fromtimestamp(wall, UTC):%Y-%m-%d %H:%M:%SZ}")
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

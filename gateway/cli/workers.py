@@ -1,4 +1,4 @@
-"""`nearhit serve` with `server.workers` above 1: a process that serves nothing itself.
+"""`nearhit serve` with `server.workers` above 1: a process that serves nothing itself; and `nearhit restart`.
 
 It owns what must outlive a worker: the data directory's lock, the embedded store, and the listening sockets, one for
 each worker in one SO_REUSEPORT group. What connects while a worker is away waits in its socket for the next one; what
@@ -7,6 +7,7 @@ connects during a hand-over finds the new worker, which listens before the old o
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
@@ -17,15 +18,18 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from gateway.adapters.redis.valkey_supervisor import KeptValkey
 from gateway.adapters.system.child_process import death_signal_prefix
-from gateway.cli.workers.note import note_of
-from gateway.cli.workers.worker import START_S, Worker
+from gateway.cli.output import FAULT, GOOD, tell
+from gateway.cli.parser import Command
 from gateway.config import Config
+from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartFailed
 from gateway.listening import DataDirLock, listening
@@ -39,7 +43,53 @@ LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that has ended is started again, doubled each time
 STEADY_S = 60.0  # a worker that has lived for so long has not failed at its start
+START_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
+WARM_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
+TIMEOUT_S, POLL_S = 600.0, 0.1  # of a hand-over that `nearhit restart` waits for
 GRACE_S = 15.0  # beyond the drain, before a worker is killed
+
+
+class Worker:
+    """A process; `told` is what it says of itself."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
+        self.number = number
+        self.process = process
+        self._told = told
+        self.begun = time.monotonic()
+
+    async def says(self, word: str, within_s: float) -> bool:
+        """Whether it does, before it ends and in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while line := await self._told.readline():
+                    if line.decode().strip() == word:
+                        return True
+        except TimeoutError:
+            pass
+        return False
+
+    async def fault(self) -> str | None:
+        """Why it cannot take another's place; None once it can."""
+        if not await self.says("ready", START_S):
+            return "a new worker has not come to listen"
+        if not await self.says("warm", WARM_S) and self._told.at_eof():
+            return "a new worker has ended before it was warm"
+        return None
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def end(self, grace_s: float) -> None:
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
+        except TimeoutError:
+            LOG.warning("a worker did not end in time and is killed", extra={"fields": {"pid": self.process.pid}})
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,3 +303,56 @@ async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[s
         bound.append(made)
         port = made.getsockname()[1]  # what the system has chosen for the first one
     return tuple(bound)
+
+
+def note_of(data_dir: Path) -> Path:
+    """Where a supervisor says that it runs. JSON: its pid, how often it has handed over, and how many workers could
+    not be replaced the last time."""
+    return data_dir / "supervisor.json"
+
+
+def register(command: Command) -> None:
+    """Adds `restart`."""
+    command.define(
+        run,
+        "",
+        "--config /etc/nearhit/config.yaml",
+        about="Of a gateway with server.workers above 1, on the same machine: its supervisor is told, and this returns "
+        "when every worker is a new process. server.listen, server.admin, server.workers and the embedded store stay "
+        "as they are until the supervisor itself is started anew.",
+        fault="a new worker did not come to listen, and the old ones stay",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises `StartFailed` where there is nothing to restart."""
+    done = restart(load_config(arguments.config, os.environ).data_dir)
+    failed = int(done["failed"])
+    text = f"a new worker did not come to listen, {failed} old ones stay: see the gateway's log"
+    tell(arguments, done, text if failed else "handed over to new workers")
+    return FAULT if failed else GOOD
+
+
+def restart(data_dir: Path) -> Mapping[str, Any]:
+    """Tells the supervisor, and waits until it has handed over."""
+    before = _noted(data_dir)
+    os.kill(before["pid"], signal.SIGHUP)
+    begun = time.monotonic()
+    while time.monotonic() - begun < TIMEOUT_S:
+        now = _noted(data_dir)
+        if now["generation"] > before["generation"]:
+            return now
+        time.sleep(POLL_S)
+    raise StartFailed(f"the gateway has not handed over within {TIMEOUT_S:g} s: see its log")
+
+
+def _noted(data_dir: Path) -> dict[str, Any]:
+    path = note_of(data_dir)
+    try:
+        note: dict[str, Any] = json.loads(path.read_text())
+        os.kill(note["pid"], 0)
+    except (OSError, ValueError, KeyError):
+        raise StartFailed(
+            f"no gateway with workers runs on {data_dir}: expected one that was started with server.workers above 1"
+        ) from None
+    return note

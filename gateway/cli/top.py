@@ -1,0 +1,243 @@
+"""`nearhit top`: a gateway that runs, asked again and again and drawn on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.admin_client import AdminClient, CommandFailed, ask_gateway, connected, place_of
+from gateway.cli.output import GOOD, printable, several, tell
+from gateway.cli.parser import Command, number
+from gateway.cli.signals import told_to_stop
+from gateway.cli.top_figures import Figures, OfRoute, Report, figures
+
+STRETCH_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
+MOST_REPORTS = 128
+ANSWER_S = 10.0
+NAME = 21  # columns of a name; longer ones are cut
+HEAD, BAD = "bold", "red"
+
+
+def register(command: Command) -> None:
+    command.define(
+        run,
+        "",
+        "--once",
+        "--json --refresh 5",
+        about="Rates and latencies are of the last 10 s; with --once they are counted from its start. With --json an "
+        "object a refresh, one a line. Colours on a terminal, unless NO_COLOR is set.",
+        asks_gateway=True,
+    )
+    command.add_argument("--once", action="store_true", help="print once, from the gateway's start on, and end")
+    text = "from 0.1 to 60; default: 1"
+    command.add_argument("--refresh", type=number(0.1, 60.0), default=1.0, metavar="SECONDS", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not arguments.once:
+        asyncio.run(_watch(arguments))
+        return GOOD
+    found = figures(ask_gateway(arguments, _report), None)
+    return tell(arguments, found.as_json(), _text(Console(), page(found)))
+
+
+async def _watch(arguments: argparse.Namespace) -> None:
+    """A screen of its own on a terminal; elsewhere a page below the other, or an object a line."""
+    console = Console()
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    try:
+        async for found in _follow(arguments):
+            shown = page(found) if isinstance(found, Figures) else Text(f"asking again: {found}")
+            if console.is_interactive and not arguments.json:
+                screen.start()
+                console.size = _size()
+                screen.update(Fitted(shown), refresh=True)
+            elif isinstance(found, Figures) or not arguments.json:
+                value = found.as_json() if isinstance(found, Figures) else {}
+                tell(arguments, value, _text(console, shown) + "\n")
+                sys.stdout.flush()
+    finally:
+        screen.stop()
+
+
+class Window:
+    """The reports of the last `STRETCH_S`, of which the oldest is what the newest is compared with."""
+
+    def __init__(self) -> None:
+        self._reports: deque[Report] = deque(maxlen=MOST_REPORTS)
+
+    def add(self, report: Report) -> Figures:
+        self._reports.append(report)
+        while len(self._reports) > 2 and report["now"] - self._reports[1]["now"] >= STRETCH_S:
+            self._reports.popleft()
+        return figures(report, self._reports[0] if len(self._reports) > 1 else None)
+
+
+async def _follow(arguments: argparse.Namespace) -> AsyncIterator[Figures | CommandFailed]:
+    """Until a signal. A gateway that is not there is an error at first, and later an interruption."""
+    window, place = Window(), place_of(arguments)
+    with told_to_stop() as stop:
+        async with connected(place) as admin:
+            yield window.add(await _report(admin))
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(arguments.refresh):
+                        await stop.wait()
+                    return
+                try:
+                    yield window.add(await _report(admin))
+                except CommandFailed as error:
+                    yield error
+
+
+async def _report(admin: AdminClient) -> Report:
+    """Raises `CommandFailed`."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await admin.get("/admin/stats")
+    except TimeoutError:
+        raise CommandFailed(f"the gateway has not answered within {ANSWER_S:g} s") from None
+
+
+def _size() -> ConsoleDimensions:
+    """As it is now: COLUMNS and LINES, where they are exported, stay what they were when the terminal was opened."""
+    size = os.get_terminal_size(sys.stdout.fileno())
+    return ConsoleDimensions(*(shutil.get_terminal_size() if 0 in size else size))
+
+
+def _text(console: Console, shown: RenderableType) -> str:
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get().rstrip("\n")
+
+
+class Fitted:
+    """Cut to the height of the terminal, which the last line then says."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = options.height or options.max_height
+        lines = console.render_lines(self._shown, options.reset_height(), pad=False, new_lines=True)
+        if len(lines) > rows:
+            more = f"({len(lines) - rows + 1} more lines: make the terminal higher)"
+            lines = [*lines[: rows - 1], list(console.render(Text(more, no_wrap=True), options))]
+        for line in lines:
+            yield from line
+
+
+def page(found: Figures) -> Group:
+    """Within 80 columns, whatever the names are."""
+    more = f" and {found.gateways - 1} more" if found.gateways > 1 else ""
+    stretch = "all of it" if found.since_start else f"the last {duration(found.seconds)}"
+    return Group(
+        _line(
+            f"nearhit {found.listen}{more}  policy {found.policy[:12]}  up {duration(found.up_s)}  ({stretch})", HEAD
+        ),
+        _line(
+            f"{found.requests_per_s:.1f} requests/s   hit rate {_percent(found.hit_rate)}   shed {found.shed:.0f}   "
+            f"saved in all: {found.tokens_saved:,.0f} tokens, ${found.dollars_saved:,.2f}"
+        ),
+        *_trouble(found),
+        Text(),
+        _verdicts(found),
+        Text(),
+        _backends(found),
+        Text(),
+        _routes(found),
+    )
+
+
+def _verdicts(found: Figures) -> Table:
+    table = _table("verdict", share=9, per_s=10, p50_ms=10, p95_ms=10)
+    for verdict, of in found.verdicts.items():
+        table.add_row(verdict, _percent(of.share), f"{of.per_s:.1f}", _number(of.p50_ms), _number(of.p95_ms))
+    return table
+
+
+def _backends(found: Figures) -> Table:
+    table = _table("backend", in_flight=9, limit=6, queued=6, upstreams=9)
+    table.add_column("breaker", no_wrap=True)
+    for name, of in found.backends.items():
+        upstreams, breaker = f"{of.upstreams}/{of.all_upstreams}", _line(of.breaker.replace("_", "-"))
+        table.add_row(
+            *(_line(name), str(of.inflight), str(of.limit), str(of.queued), upstreams, breaker),
+            style="" if of.breaker == "closed" else BAD,
+        )
+    return table
+
+
+def _routes(found: Figures) -> Table:
+    table = _table("route", large_share=11)
+    table.add_column("wrong of the hits served (95 % interval)", no_wrap=True)
+    for name, route in found.routes.items():
+        table.add_row(_line(name), _percent(route.large_share), _wrong(route))
+    return table
+
+
+def _table(name: str, **numbers: int) -> Table:
+    """Of columns as wide as is said, so that nothing moves when a figure grows."""
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2), header_style=HEAD)
+    table.add_column(name, width=NAME, no_wrap=True)
+    for title, width in numbers.items():
+        table.add_column(title.replace("_", " "), width=width, justify="right", no_wrap=True)
+    return table
+
+
+def _trouble(found: Figures) -> Iterator[Text]:
+    if found.store_breaker != "closed":
+        yield _line("the store has failed and is left alone for a moment: see `nearhit doctor`", BAD)
+    if found.policy_faults:
+        faults = several(found.policy_faults, "fault")
+        yield _line(f"the last policy was refused, with {faults}: see `nearhit check`", BAD)
+    if some := {cause: count for cause, count in found.stalls.items() if count}:
+        causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
+        stood = several(round(sum(some.values())), "time")
+        yield _line(f"the event loop stood still {stood}, 20 ms or more ({causes})", BAD)
+    if not found.index_ready:
+        yield _line("the index is still being read: not every question is found by similarity")
+    if left := found.migration.get("left"):
+        done = found.migration.get("done", 0.0)
+        yield _line(f"embedding anew, for another model: {done:,.0f} of {done + left:,.0f} entries are done")
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def duration(seconds: float) -> str:
+    """Such as 3 h 05 min."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _wrong(route: OfRoute) -> str:
+    if route.wrong_hits is None:
+        return "-"
+    return f"{_percent(route.wrong_hits)} ({_percent(route.wrong_low)} to {_percent(route.wrong_high)})"
