@@ -34,8 +34,7 @@ from bench.unit_costs import CONFIG, POLICY
 from bench.unit_costs import Bench as Questions
 from gateway.tools.capacity.costs import Costs, load_costs
 from gateway.tools.capacity.demand import Demand
-from gateway.tools.capacity.plan import work_of
-from gateway.tools.capacity.queueing import wait_quantile_s
+from gateway.tools.capacity.plan import wait_quantile_s, work_of
 
 STARVED = 0.5  # of the time worked
 SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}

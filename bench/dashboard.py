@@ -25,11 +25,11 @@ from aiohttp import web
 from playwright.async_api import Browser, Page
 
 from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.store import RedisStore
-from gateway.adapters.redis.timeline import RedisTimeline
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.history import KEEP, SHARED
-from gateway.admin.policy_validation import staged_folder
+from gateway.admin.policy_manager import staged_folder
 from gateway.observability.metrics import LATENCY_BUCKETS
 from tests.fixtures.browser import browser_of
 from tests.fixtures.gateways import Served, config_of, gateway_of

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from tritonclient.grpc.aio import InferenceServerClient
 
-from gateway.adapters.embedding.batching import BatchingEmbedder
-from gateway.adapters.embedding.inline import ImmediateEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
 from gateway.cache.model_factory import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder

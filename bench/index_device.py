@@ -21,8 +21,8 @@ from bench.questions import DIMENSION, Matrix, Questions
 from gateway.adapters.faiss.checkpoint import Lists, Piece
 from gateway.adapters.faiss.gpu_partition import Device
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.index_plan import SAMPLE_PER_LIST, Plan, train_centroids
 from gateway.adapters.faiss.partition import Part
+from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
 from gateway.cache.index_factory import build_device
 from tests.fixtures.faiss_device import CpuDevice
 

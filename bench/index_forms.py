@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.index_plan import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
 
 ASKED = 1000
 FORMS = {

@@ -24,13 +24,12 @@ from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
 from bench.load import children, request_bytes, rss_mb, run
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log_writer import Journal
+from gateway.adapters.redis.change_log import Journal
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.messages import Entry
-from gateway.observability.metrics import LATENCY_BUCKETS
-from gateway.observability.quantiles import quantile_of
+from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 
 CONFIG = """
 version: 1

@@ -24,7 +24,7 @@ import uvloop
 from bench.asked import other_case
 from bench.load import cpu_seconds
 from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
-from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 

@@ -29,7 +29,7 @@ from gateway.steps.traffic_log.format import Recorded
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import Segments
-from gateway.tools.simulation.summary import recorded_side
+from gateway.tools.simulation.simulation import recorded_side
 from gateway.tools.simulation.worker_process import Job, done, job_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 

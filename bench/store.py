@@ -23,7 +23,7 @@ from bench.load import cpu_seconds
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis.put_script import PUT
+from gateway.adapters.redis.store import PUT
 from gateway.adapters.redis.store_client import Guard
 from gateway.adapters.system.clock import SystemClock
 

@@ -8,22 +8,19 @@ from importlib import import_module
 
 from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.audit import AuditTrail
-from gateway.admin.key_admin import Keychain
-from gateway.admin.keys import KeysHandler
+from gateway.admin.keys import Keychain, KeysHandler
 from gateway.admin.middleware import Check, Entrance, Guard
+from gateway.api_keys import digest_of, well_formed
 from gateway.cache.stores import Stores
 from gateway.config import Auth, Config
 from gateway.config.auth import Oidc
 from gateway.config.environment import secret
 from gateway.context import Handler
 from gateway.errors import Unauthorized
-from gateway.key_format import digest_of, well_formed
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.principal import Permit
-from gateway.roles import Actor, Role
-from gateway.steps.auth_throttle import Failures
-from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, KeyOfJob
+from gateway.principal import Actor, Permit, Role
+from gateway.steps.authenticate import SENTENCES, ApiKeys, BackendCredentials, Failures, KeyOfJob
 from gateway.steps.key_cache import Keyring
 from gateway.tasks import run_within
 
@@ -77,7 +74,7 @@ def _configured(auth: Auth) -> dict[str, Permit]:
 
 def _token_check(oidc: Oidc, clock: Clock) -> Check:
     """Raises `StartFailed`."""
-    check: Check = import_module("gateway.admin.oidc_factory").token_check(oidc, clock)
+    check: Check = import_module("gateway.admin.oidc").token_check(oidc, clock)
     return check
 
 

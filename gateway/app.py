@@ -15,18 +15,15 @@ from typing import Any
 from gateway import operations
 from gateway.access import Access
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.backends import shown
-from gateway.admin.explain import ExplainHandler
-from gateway.admin.explain_requests import ExplainRequests
-from gateway.admin.gauges import Gauges, show_policy, sizes
-from gateway.admin.limits import LimitsHandler
+from gateway.admin.backends import LimitsHandler, shown
+from gateway.admin.explain_pair import ExplainHandler
+from gateway.admin.explanation import ExplainRequests
+from gateway.admin.learning import Quality, Routing
 from gateway.admin.policy import policy_admin_of
 from gateway.admin.policy_manager import PolicyLife
 from gateway.admin.policy_sync import share_policy
-from gateway.admin.quality import Quality
-from gateway.admin.routing import Routing
 from gateway.admin.server import AdminPort
-from gateway.admin.stats import Stats
+from gateway.admin.stats import Gauges, Stats, show_policy, sizes
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import State
@@ -34,7 +31,6 @@ from gateway.config import Config
 from gateway.config.errors import Fault
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
-from gateway.dashboard import Dashboard, Observed
 from gateway.fleet_metrics import figures_of
 from gateway.http_server.server import DataPort
 from gateway.inflight import Inflight
@@ -42,6 +38,7 @@ from gateway.job_service import build_jobs
 from gateway.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.observability.access_log import AccessLog
 from gateway.observer_factory import observer_of
+from gateway.operations import Dashboard, Observed
 from gateway.parts import Parts, build_parts
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock

@@ -29,7 +29,7 @@ from gateway.messages import (
 from gateway.ports import BodySource, Clock, Judged
 from gateway.principal import Permit
 from gateway.priority import Priority
-from gateway.trace_recorder import Traced, UpstreamCall
+from gateway.tracing import Traced, UpstreamCall
 
 
 class HeadMemo:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.feedback_forwarding import Elsewhere
+from gateway.cache.feedback import Elsewhere
 from gateway.cache.gossip import RETRY_S, TRAFFIC_S, Sharing
 from gateway.cache.learned_state import Learning
 from gateway.cache.stores import Stores

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.body_streams import close_body
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, Malformed, Refused
 from gateway.messages import Batch, Response, Whole
+from gateway.streams import close_body
 
 # An input that waits for another request's call of the same input does not arrive here. Once nothing has been heard of
 # any input for so long, those that are here go.

@@ -18,7 +18,7 @@ from gateway.admin.jobs import JobsHandler
 from gateway.cache.stores import Stores
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.environment import secret
-from gateway.config.jobs import Jobs as JobsConfig
+from gateway.config.schema import Jobs as JobsConfig
 from gateway.context import Handler
 from gateway.errors import StartFailed
 from gateway.jobs.batch_endpoint import BatchEndpoint
@@ -27,8 +27,7 @@ from gateway.jobs.endpoint import Credentials, JobEndpoint, bounds_of
 from gateway.jobs.notifications import Announcements
 from gateway.jobs.retry_policy import Terms
 from gateway.jobs.runner import Runner
-from gateway.jobs.webhook_delivery import Deliveries
-from gateway.jobs.webhook_signature import SecretInvalid, secret_of
+from gateway.jobs.webhook_delivery import Deliveries, SecretInvalid, secret_of
 from gateway.jobs.workers import Workers
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock

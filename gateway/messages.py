@@ -14,6 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+# Calls, responses, stored entries, and the dialects that read and write them.
+#
+# A value here never changes once it is made. Where one is made for each request it is a dataclass that is not frozen:
+# the constructor of a frozen one takes two to four times as long.
 class Verdict(StrEnum):
     """What the cache made of a request; the label `verdict` of the metrics."""
 
@@ -620,3 +624,15 @@ class Facts:
     given: Given
     question: str | None  # in memory alone
     keeps_prompt: bool
+
+
+# What a call costs.
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens."""
+
+    input_per_million: float = 0.0
+    output_per_million: float = 0.0
+
+    def of(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input_per_million + output_tokens * self.output_per_million) / 1e6

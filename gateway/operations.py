@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from aiohttp import web
 
 from gateway.access import Access
+from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.migration import RedisMigration
-from gateway.admin.cache import CacheAdmin
-from gateway.admin.purge_validation import Names
-from gateway.cache.embedder_cutover import Succession
-from gateway.cache.embedding_migration import Migration
+from gateway.admin.cache import CacheAdmin, Names
+from gateway.admin.entries import EntriesHandler
+from gateway.admin.event_stream import LiveHandler
+from gateway.admin.history import Chronicle
+from gateway.admin.static_files import Page
+from gateway.cache.embedding_migration import Migration, Succession
 from gateway.cache.embedding_spaces import Space
 from gateway.cache.export_import import Portability
+from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import forget_former
-from gateway.cache.lifetimes import longest_lifetime_s
 from gateway.cache.purge import Removal
 from gateway.cache.recovery import Recovery
 from gateway.cache.replication import Following
@@ -21,9 +28,46 @@ from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
+from gateway.observability.live_events import Decisions
+from gateway.observability.observer import Observer
 from gateway.parts import Parts
+from gateway.tasks import run_within
+
+# Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone.
+SAMPLE_EVERY_S = 5.0
+
+Observed = Callable[[Parts, Decisions], Observer]
 
 
+class Dashboard:
+    """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
+
+    def __init__(self, parts: Parts, stores: Stores, observed: Observed, policy: Callable[[], Policy]) -> None:
+        """`policy` returns the one in force."""
+        spaces = parts.spaces  # the parts themselves would keep a former space in memory
+        self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
+        self.decisions = Decisions()
+        self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
+        self.observer = observed(parts, self.decisions)
+
+    def routes(self) -> list[web.RouteDef]:
+        handlers = (Page(), self.chronicle, LiveHandler(self.decisions), self._entries)
+        return [route for handler in handlers for route in handler.routes()]
+
+    def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
+        """Until `stack` ends it. `sample` brings the gauges up to date."""
+        stack.push_async_callback(self.chronicle.close)
+        run_within(stack, self.chronicle.run())
+        run_within(stack, self._record(sample))
+
+    async def _record(self, sample: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await sample()
+            self.chronicle.record()
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+# Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
 def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Removal:
     """`policy` returns the one in force."""
     slowest_s = max(backend.timeouts.total for backend in config.backends.values())

@@ -2,44 +2,211 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from gateway.adapters.redis.migration import RedisMigration
+from gateway.cache.admission import Frequency, Unstorable
+from gateway.cache.answer_comparison import Comparisons
 from gateway.cache.answer_judge import Judge
+from gateway.cache.audits import Audits
 from gateway.cache.cluster_leases import Leasing
-from gateway.cache.embedding_spaces import Space, Spaces
-from gateway.cache.evictor import Evictions
-from gateway.cache.feedback import Counterexamples
+from gateway.cache.embedding_spaces import Newcomers, Space, Spaces
+from gateway.cache.eviction import Evictions
+from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.cache.flight import Flight
-from gateway.cache.frequency import Frequency
-from gateway.cache.hit_for_miss import Unstorable
+from gateway.cache.hits import SplitCache
+from gateway.cache.index_checkpoints import FILE, file_of_former, forget_former
+from gateway.cache.index_factory import open_index
+from gateway.cache.inflight_questions import Aloft
+from gateway.cache.labels import Labels
 from gateway.cache.learned_state import Learning, Shelf
 from gateway.cache.memory_cache import FrontStore
-from gateway.cache.price import Price
-from gateway.cache.served_hits import ServedHits
-from gateway.cache.split_cache import SplitCache
+from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.stores import Stores, evictions_of
+from gateway.cache.threshold.route_control import Controls
 from gateway.config import Config
+from gateway.config.schema import EmbeddingModel
+from gateway.errors import StoreUnavailable
 from gateway.fleet import Fleet
+from gateway.messages import Price
 from gateway.observability.event_loop_monitor import LoopWatch
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
+from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Shadows
 from gateway.routing.rate_limiter import Quotas
 from gateway.routing.tier_audits import LightAudits
 from gateway.routing.tier_learning import Escalations
-from gateway.space_factory import Ground, open_spaces
 from gateway.steps.feedback import FeedbackEndpoint, Memory, Verdicts
+from gateway.steps.traffic_log.format import Heading
 from gateway.steps.traffic_log.recorder import Recorder
+from gateway.steps.traffic_log.segments import FOLDER
 from gateway.tasks import Background, run_within
-from gateway.traffic_recording import Standing, recorder_of
 from gateway.upstream.backend import Pool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import care_for
 
 
+# Builds what records traffic.
+class Standing:
+    """What recorded traffic stands on. The recorder is there before it: the spaces tell it of labels."""
+
+    def __init__(self) -> None:
+        self._on: tuple[Spaces, Escalations] | None = None
+
+    def stands_on(self, spaces: Spaces, escalations: Escalations) -> None:
+        self._on = spaces, escalations
+
+    def heading(self, headers: frozenset[str], started: float) -> Heading:
+        assert self._on is not None  # nothing is recorded before the gateway serves
+        spaces, escalations = self._on
+        space = spaces.serving
+        return Heading(
+            started=started,
+            embedder=space.embedder.fingerprint,
+            dimension=space.embedder.dimension,
+            verifier=space.verifier.basis,
+            floor=space.verifier.floor,
+            headers=tuple(sorted(headers)),
+            controls={route: control.snapshot(evidence=False) for route, control in space.controls.all()},
+            escalations={route: each.snapshot() for route, each in escalations.all()},
+            basis=space.complexity.basis,
+        )
+
+
+def recorder_of(
+    stack: AsyncExitStack, config: Config, standing: Standing, clock: Clock, telemetry: Telemetry
+) -> Recorder:
+    """Ended with `stack`, once nothing is recorded any more."""
+    recorder = Recorder(
+        config.data_dir / FOLDER,
+        config.traffic,
+        lambda headers: standing.heading(headers, clock.wall()),
+        clock,
+        telemetry,
+    )
+    stack.push_async_callback(recorder.close)
+    run_within(stack, recorder.run())
+    return recorder
+
+
+# Builds the spaces: of the model in use, and where a migration wants it, of the one before.
+LOG = logging.getLogger("nearhit.migration")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every space stands on."""
+
+    config: Config
+    environ: Mapping[str, str]
+    stores: Stores
+    counterexamples: Counterexamples
+    pools: Mapping[str, Pool]
+    prices: Mapping[str, Price]
+    telemetry: Telemetry
+    clock: Clock
+    draw: Callable[[], float]
+    fleet: Fleet
+    recorder: Recorder
+
+
+async def open_spaces(stack: AsyncExitStack, ground: Ground, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
+    """`embedder`: the one in use. Beside the spaces what ends that of the model before, once nothing needs it. All is
+    ended with `stack` at the latest. Raises what the building of a verifier raises."""
+    life = await stack.enter_async_context(AsyncExitStack())
+    former = await _former(life, ground, embedder.fingerprint)
+    if former is None:
+        forget_former(ground.config)
+        return Spaces(await _open(stack, ground, ground.config.embedder, embedder)), life
+    section, older = former
+    newcomers = Newcomers()
+    serving = await _open(life, ground, section, older, told=newcomers.add, file=file_of_former(ground.config))
+    return Spaces(serving, await _open(stack, ground, ground.config.embedder, embedder), newcomers), life
+
+
+async def _former(life: AsyncExitStack, ground: Ground, in_use: str) -> tuple[EmbeddingModel, Embedder] | None:
+    """The model that lookups still go by; None where there is none, or no need of it."""
+    section = ground.config.embedder.migrate_from
+    if section is None or await _gone_over(ground, in_use):
+        return None
+    try:
+        _, older = await asyncio.to_thread(build_embedder, section, ground.config.data_dir)
+    except Exception as error:  # whatever it is, the gateway can do without
+        LOG.warning(
+            "embedder.migrate_from: the model cannot be loaded, expected the one that questions were stored under: "
+            "until they are embedded anew they are exact hits or misses",
+            extra={"fields": {"model": section.model, "error": str(error)}},
+        )
+        return None
+    life.callback(older.close)
+    if older.fingerprint == in_use:
+        LOG.warning("embedder.migrate_from names the model in use, expected the one before it, or none")
+        await life.aclose()
+        return None
+    return section, older
+
+
+async def _gone_over(ground: Ground, in_use: str) -> bool:
+    """Nothing is known of a store that is away: then it is as if there was everything to do."""
+    try:
+        settled = await RedisMigration(ground.stores.redis, embedder=in_use).settled()
+    except StoreUnavailable:
+        return False
+    if settled:
+        LOG.info("embedder.migrate_from: lookups have gone over already, it can be taken out of the configuration")
+    return settled
+
+
+async def _open(
+    life: AsyncExitStack,
+    ground: Ground,
+    section: EmbeddingModel,
+    embedder: Embedder,
+    *,
+    told: Callable[[str], None] | None = None,
+    file: str = FILE,
+) -> Space:
+    config, telemetry = ground.config, ground.telemetry
+    behind = ground.stores.redis.seen_by(embedder.fingerprint, told)
+    index, checkpoints = open_index(life, config, ground.environ, embedder, ground.clock, file)
+    verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir)
+    life.callback(verifier.close)
+    basis = f"{embedder.fingerprint} {verifier.basis}"
+    controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))
+    learning = Learning(controls, behind, position=ground.fleet.position)
+    life.push_async_callback(learning.save)  # once nothing is learnt any more
+    labels = Labels(controls, ground.counterexamples, behind, telemetry, ground.recorder.label)
+    comparisons = Comparisons(embedder, labels, telemetry)
+    judge = Judge(ground.pools, ground.prices)
+    audits = Audits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
+    life.push_async_callback(audits.close)
+    jobs = [comparisons.run(), learning.run(), *([] if checkpoints is None else [checkpoints.run()])]
+    for job in jobs:
+        run_within(life, job)
+    return Space(
+        embedder=embedder,
+        index=index,
+        checkpoints=checkpoints,
+        store=ground.stores.front.seen_by(embedder.fingerprint, behind),
+        behind=behind,
+        verifier=verifier,
+        controls=controls,
+        complexity=build_complexity(embedder.fingerprint),
+        labels=labels,
+        comparisons=comparisons,
+        audits=audits,
+        learning=learning,
+        aloft=Aloft(),
+    )
+
+
+# The parts that all routes share: upstreams, spaces, what is learnt of either, and what runs beside requests.
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What all routes share. `space` is the one that lookups go by."""

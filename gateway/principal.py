@@ -4,16 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Literal
 from urllib.parse import unquote
 
 from gateway.errors import Forbidden
 from gateway.limits import Limits
-from gateway.roles import Role
 
+
+# What somebody may do, and who somebody is. Pure.
+class Role(StrEnum):
+    """Each may do what those before it may."""
+
+    USE = "use"  # ask the data port; of the admin port only who one is
+    OPERATE = "operate"  # look at everything but keys and the audit trail, remove answers, see to jobs
+    ADMIN = "admin"  # policies, keys, stored answers in bulk, the audit trail
+
+    def covers(self, needed: Role) -> bool:
+        return _RANKS[self] >= _RANKS[needed]
+
+
+_RANKS = {role: rank for rank, role in enumerate(Role)}
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who uses the admin port. `by`: how that is known."""
+
+    name: str
+    role: Role
+    by: Literal["loopback", "token", "key", "oidc"]
+    tenant: str | None = None  # of a key
+
+
+# Whoever reaches a port on loopback that asks for nothing.
+LOOPBACK = Actor("loopback", Role.ADMIN, "loopback")
+
+TOKEN = Actor("token", Role.ADMIN, "token")
+
+# What a request may do by the key that it shows. Pure.
 CONFIGURED = -1  # the generation of keys of config.yaml: they change with a restart alone
+
 # What a key of some models may ask besides them: which there are, and whether the server lives.
 ABOUT = ("/v1/models", "/v2/health")
+
 # A job carries who asked for it in a header that no client can send: no name begins with a colon on any wire.
 HEADER = ":nearhit-key"
 

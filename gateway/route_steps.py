@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.adapters.embedding.batching import BatchingEmbedder
-from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
-from gateway.cache.scoring import Scorer, floor_of
+from gateway.adapters.embedding.embedders import BatchingEmbedder
+from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
+from gateway.cache.judgement import Scorer, floor_of
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import dialect_of, shape_of_errors
@@ -16,18 +16,14 @@ from gateway.inflight import Inflight
 from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
 from gateway.parts import Parts
-from gateway.routing.answer_checks import Checks
+from gateway.routing.answer_checks import Checks, Grader
 from gateway.routing.backend_choice import Deciding
-from gateway.routing.cascade import Cascade
+from gateway.routing.cascade import Cascade, Trials
 from gateway.routing.fallback import Answered, Asking
-from gateway.routing.grader import Grader
-from gateway.routing.light_trial import Trials
-from gateway.routing.tier_selection import Decision
+from gateway.routing.selection import Decision
 from gateway.steps.base_url_hint import BaseUrlHint
-from gateway.steps.cache_writer import CacheWriter
 from gateway.steps.cluster_lease import ClusterLease
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
-from gateway.steps.count_requests import CountRequests
 from gateway.steps.dispatch import Call, Dispatch, Mirror
 from gateway.steps.error_boundary import ErrorBoundary
 from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
@@ -37,12 +33,12 @@ from gateway.steps.list_models import ModelList
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
-from gateway.steps.rate_limit import RateLimit
+from gateway.steps.rate_limit import CountRequests, RateLimit
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
 from gateway.steps.split_inputs import SplitInputs
-from gateway.steps.store_response import StoreResponse
+from gateway.steps.store_response import CacheWriter, StoreResponse
 
 
 @dataclass(frozen=True, slots=True)

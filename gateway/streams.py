@@ -10,11 +10,175 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.body_streams import Ending, close_stream
 from gateway.errors import StreamBroken
-from gateway.messages import ByteStream, EventStream, Response, Tunnel, Whole
+from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, Response, Tunnel, Whole
 
+# Bodies that are streams: closed exactly once, whatever becomes of them.
 T = TypeVar("T")
+
+GONE = Closing(1001, "the other side is gone")
+
+
+class Guarded(AsyncIterator[T], Generic[T]):
+    """A stream with a clean-up that runs exactly once: at its end, when it fails, or when it is closed.
+
+    A generator's own `finally` does not run when it is closed before its first step, and a connection would leak: so
+    a generator that reads from another stream names that as its `source`, which is closed with it.
+    """
+
+    def __init__(
+        self,
+        inner: AsyncIterator[T],
+        on_close: Callable[[], None] | None = None,
+        *,
+        source: AsyncIterator[object] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._on_close = on_close
+        self._source = source
+
+    async def __anext__(self) -> T:
+        try:
+            return await self._inner.__anext__()
+        except BaseException:  # StopAsyncIteration included
+            self._finish()
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await close_stream(self._inner)
+            if self._source is not None:
+                await close_stream(self._source)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+async def close_stream(stream: AsyncIterator[object]) -> None:
+    """Gives up what of a stream has not been read. Closing twice does no harm."""
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
+class Ending:
+    """A `Duplex` that says when it is over, once."""
+
+    def __init__(self, inner: Duplex, over: Callable[[], None]) -> None:
+        self._inner = inner
+        self._over: Callable[[], None] | None = over
+
+    @property
+    def protocol(self) -> str | None:
+        return self._inner.protocol
+
+    async def send(self, frame: Frame) -> None:
+        await self._inner.send(frame)
+
+    async def receive(self) -> Frame | Closing:
+        return await self._inner.receive()
+
+    async def close(self, closing: Closing) -> None:
+        try:
+            await self._inner.close(closing)
+        finally:
+            over, self._over = self._over, None
+            if over is not None:
+                over()
+
+
+async def close_body(body: Body) -> None:
+    if isinstance(body, EventStream):
+        await close_stream(body.events)
+    elif isinstance(body, ByteStream):
+        await close_stream(body.chunks)
+    elif isinstance(body, Tunnel):
+        await body.upstream.close(GONE)
+
+
+async def drain(body: Body) -> None:
+    """Reads to the end what nobody wants: who wraps it learns that it was complete."""
+    if isinstance(body, EventStream | ByteStream):
+        try:
+            async for _ in body.events if isinstance(body, EventStream) else body.chunks:
+                pass
+        finally:
+            await close_body(body)
+
+
+class Ready(AsyncIterator[T], Generic[T]):
+    """A stream whose items are all there already; who can do better than one by one takes them with `rest()`.
+
+    `on_close` runs exactly once: when it is closed, or read to its end one by one."""
+
+    def __init__(self, items: tuple[T, ...], on_close: Callable[[], None] | None = None) -> None:
+        self._items = items
+        self._next = 0
+        self._on_close = on_close
+
+    async def __anext__(self) -> T:
+        if self._next >= len(self._items):
+            self.close()
+            raise StopAsyncIteration
+        item = self._items[self._next]
+        self._next += 1
+        return item
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `aclose`."""
+        self._next = len(self._items)
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        """What `rest()` would take."""
+        return self._items[self._next :]
+
+    def rest(self) -> tuple[T, ...]:
+        items, self._next = self._items[self._next :], len(self._items)
+        return items
+
+
+class AtHand:
+    """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
+
+    __slots__ = ("taken",)
+    replayable = True
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.taken = body
+
+    async def read(self) -> bytes:
+        return self.taken
+
+    def read_nowait(self) -> bytes:
+        return self.taken
+
+    async def buffer(self) -> None:
+        """It is all here."""
+
+    def stream(self) -> AsyncIterator[bytes] | None:
+        return once(self.taken) if self.taken else None
+
+
+async def once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+# Streams on their way from where they are read to where they are written: one source, what sees its items go by, and
+# one loop, which whoever writes turns. Items come in batches, as one read of a socket brought them; where the source can
+# say when there is more, a batch goes all the way within the callback that brought it, and no task is woken
+# (docs/decisions/0039-streams.md has the measurement).
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -280,3 +444,58 @@ class _Pump(Generic[T]):
                 waiter.set_result(False)
         except Exception as error:  # which is that of whoever runs it
             waiter.set_exception(error)
+
+
+# An answer that is read to its end before anybody gets any of it.
+
+# As much as a flight holds for its readers; with log probabilities a token is some 200 bytes.
+MAX_HELD_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    response: Response  # its status and headers
+    events: tuple[Event, ...] | None  # None: it came whole
+    whole: bytes = b""
+
+    @property
+    def streamed(self) -> bool:
+        return self.events is not None
+
+    @property
+    def payload(self) -> tuple[bytes, ...]:
+        """As in `Entry`."""
+        return (self.whole,) if self.events is None else tuple(event.data for event in self.events)
+
+    def released(self) -> Response:
+        """In the form in which it came; a stream all at once."""
+        body = Whole(self.whole) if self.events is None else EventStream(Ready(self.events))
+        return replace(self.response, body=body)
+
+    def changed(self, change: Callable[[bytes], bytes]) -> Held:
+        """With the data of a whole body, or of each event, put through `change`."""
+        if self.events is None:
+            return replace(self, whole=change(self.whole))
+        return replace(self, events=tuple(Event(change(event.data), event.name) for event in self.events))
+
+
+async def held(response: Response, limit: int = MAX_HELD_BYTES) -> Held | None:
+    """None where it is no answer, too long to be held, or of no known form; it is then given up. Raises
+    `StreamBroken`."""
+    body = response.body
+    if response.status != 200 or not isinstance(body, Whole | EventStream):
+        await close_body(body)
+        return None
+    if isinstance(body, Whole):
+        return Held(response, None, body.data) if len(body.data) <= limit else None
+    events: list[Event] = []
+    size = 0
+    try:
+        async for event in body.events:
+            size += len(event.data)
+            if size > limit:
+                return None
+            events.append(event)
+    finally:
+        await close_stream(body.events)
+    return Held(response, tuple(events))

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from gateway.cache.evictor import OF_MEMORY
+from gateway.cache.eviction import OF_MEMORY
 from gateway.config import Config
 
 VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.cache.threshold.ledger import Ledger
 from gateway.config.schema import Embedder as EmbedderConfig
-from gateway.config.verifier import Verifier as VerifierConfig
+from gateway.config.schema import Verifier as VerifierConfig
 from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from gateway.cache.threshold.evidence import CAPACITY, Evidence, Labelled
+from gateway.cache.threshold.route_control import CAPACITY, Evidence, Labelled
 from gateway.ports import Candidate, TextEncoder, Verifier
 
 ROUNDS = 200

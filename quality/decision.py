@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.scoring import Near, Scorer
+from gateway.cache.judgement import Near, Scorer
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.messages import Embedding, Vector
 from gateway.ports import Acceptance, Embedder, Judged, TextEncoder, Verifier

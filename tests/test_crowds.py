@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gateway.cache import cluster_leases as leasings
 from gateway.cache import flight as flights
 from gateway.cache import stores
+from gateway.cache.admission import REMEMBERED_S, Unstorable
 from gateway.cache.cluster_leases import Leasing
-from gateway.cache.hit_for_miss import REMEMBERED_S, Unstorable
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
 
-from gateway.body_streams import Guarded, close_body, close_stream
 from gateway.cache import flight as flights
 from gateway.cache.flight import Flight
 from gateway.errors import BackendError, StreamBroken
 from gateway.messages import ByteStream, Event, EventStream, Response, Whole
+from gateway.streams import Guarded, close_body, close_stream
 
 
 class Source:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.body_streams import Guarded
 from gateway.errors import StreamBroken
-from gateway.streams import Flow, Tap, flow_of, pour, told
+from gateway.streams import Flow, Guarded, Tap, flow_of, pour, told
 
 BROKEN = StreamBroken("it broke off")
 ROUNDS = 200  # of the loop: more than any case takes

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log_writer import CHANGES
+from gateway.adapters.redis.change_log import CHANGES
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
-from gateway.cache.evictor import Evictions
+from gateway.cache.eviction import Evictions
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.recovery import Recovery
 from gateway.config import Config

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from gateway import space_factory
-from gateway.adapters.embedding.batching import BatchingEmbedder
-from gateway.adapters.embedding.inline import ImmediateEmbedder
+from gateway import parts as space_factory
+from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.store import RedisStore
-from gateway.cache import embedder_cutover, model_factory
+from gateway.cache import embedding_migration as embedder_cutover
+from gateway.cache import model_factory
 from gateway.cache.embedding_spaces import Newcomers
 from gateway.cache.recovery import Recovery
-from gateway.cache.threshold.evidence import Evidence
+from gateway.cache.threshold.route_control import Evidence
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector

@@ -1,1 +1,1 @@
-"""Makes the weights that `gateway.cache.learned_verifier` loads. Not shipped: only what it writes is."""
+"""Makes the weights that `gateway.cache.verifiers` loads. Not shipped: only what it writes is."""

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gateway.adapters.onnx.cross_encoder import WordTable, load_word_table
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, sha256_of
-from gateway.adapters.onnx.word_table import WordTable, load_word_table
 from gateway.tools.embedding_model.fetch import FOLDER_IN_WHEEL, WHEEL_SHA256
 from training import cross_export, wordings
 from training.cross_network import Network, Read, Reader, batch

@@ -21,10 +21,9 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder, WordTable
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.adapters.onnx.pair_tokenizer import PairReader, joined
-from gateway.adapters.onnx.word_table import WordTable
+from gateway.adapters.onnx.tokenizer import PairReader, joined
 from gateway.cache.features import FloatArray
 from gateway.tools.embedding_model import dequantize
 from training.cross_network import Network, batch

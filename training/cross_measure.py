@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.learned_verifier import WEIGHTS, LearnedVerifier, load_weights
+from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, load_weights
 from training import wordings
 from training.encoder import Encoder
 from training.verifier import SEED, held_out

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import nn
 
-from gateway.adapters.onnx.word_table import WordTable
+from gateway.adapters.onnx.cross_encoder import WordTable
 from training.pair import Pair
 
 WIDTH = 384

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.learned_verifier import LearnedVerifier, load_weights
 from gateway.cache.threshold.ledger import WINDOW
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.ports import Acceptance, Candidate, Opinion, PriorBands
 from training.encoder import Encoder
 from training.verifier import SEED

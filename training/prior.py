@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
-from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.calibration import ABOUT_FILE, WEIGHTS
 from gateway.cache.features import FloatArray
-from gateway.cache.learned_verifier import LearnedVerifier, weights_from
-from gateway.cache.threshold.evidence import Evidence, Labelled
 from gateway.cache.threshold.ledger import BANDS, band_of
-from gateway.cache.threshold.predictive import falling
+from gateway.cache.threshold.route_control import Evidence, Labelled
+from gateway.cache.threshold.wrong_hits import falling
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, weights_from
 from gateway.ports import Candidate, Opinion, PriorBands, Verifier
 from training import wordings
 from training.encoder import Encoder

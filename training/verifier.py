@@ -36,7 +36,7 @@ WEIGHT, POWER = 0.5, 2.0
 # A route's evidence moves a score by up to half: scores spread by this much are moved enough, and not too much. With
 # 1.0 streams of banking77 and clinc150 serve 19.1 and 22.0 % at a promise of 1 %, with .6 21.7 and 24.7 %.
 SCALE = 0.6
-NAMED = ("numbers_swapped", "negation", "opposites", "reversed")  # as gateway.cache.learned_verifier: doubt is full
+NAMED = ("numbers_swapped", "negation", "opposites", "reversed")  # as gateway.cache.verifiers: doubt is full
 # Pairs less similar than this are never looked at (the floor is .6): left out of the fit.
 NEAR = 0.5
 CREDITS = {

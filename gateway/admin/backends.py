@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from aiohttp import web
+
+from gateway.admin.responses import json_answer
+from gateway.routing.rate_limiter import MAX_SEEN, Quotas
 from gateway.upstream.backend import Pool
 from gateway.upstream.latency import CONFIDENCE, Asked
 from gateway.upstream.upstream import Lane
 
 
+# How backends and their upstreams fare: what `GET /admin/backends` and the dashboard show.
 def shown(pools: Mapping[str, Pool], now: float) -> dict[str, Any]:
     """`now`: monotonic clock. Latencies are milliseconds; null where nothing recent is known."""
     return {
@@ -48,3 +54,22 @@ def _upstream(lane: Lane, now: float) -> dict[str, Any]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else round(1e3 * seconds, 3)
+
+
+# GET /admin/limits: who has how much left, as this gateway saw it last.
+SHOWN = 50
+
+
+class LimitsHandler:
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return [web.get("/admin/limits", self._get)]
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        asked = request.query.get("top", str(SHOWN))
+        if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:9]) <= MAX_SEEN:
+            return json_answer({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
+        seen = [asdict(one) for one in self._quotas.seen(int(asked[:9]))]
+        return json_answer({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": seen})

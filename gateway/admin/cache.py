@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing
+from itertools import islice
 from re import fullmatch
 from typing import Annotated, Any
 
@@ -12,18 +13,70 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from gateway.admin.audit import note
-from gateway.admin.purge_validation import Names
+from gateway.admin.keys import Keychain
 from gateway.admin.responses import NO_STORE, answered, asked_number, json_answer, object_of, section_of
 from gateway.cache.export_import import ImportIncomplete, Portability
-from gateway.cache.purge import Removal
-from gateway.cache.purge_report import Incomplete, Outcome, Wanted
+from gateway.cache.purge import Incomplete, Outcome, Removal, Wanted
+from gateway.config.errors import show
+from gateway.config.policy.model import Policy
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
 from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
 
+# Whether what a removal names is known. It is no fault where it is not: the store may have answers of before.
+LISTED = 20
+
+
+class Names:
+    """`policy` returns the one in force. `tenants`: those of the configuration's keys, `keychain` has others;
+    None: they have no names, as backends judge their credentials."""
+
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        backends: Collection[str],
+        tenants: Collection[str] | None,
+        keychain: Keychain,
+    ) -> None:
+        self._policy = policy
+        self._backends = backends
+        self._tenants = tenants
+        self._keychain = keychain
+
+    async def unknown(self, wanted: Wanted) -> list[str]:
+        """A sentence for each name that nothing has."""
+        said = [
+            unknown_name("route of the policy in force", wanted.route, [each.name for each in self._policy().routes]),
+            unknown_name("backend of the configuration", wanted.backend, self._backends),
+        ]
+        if wanted.tenant is not None and self._tenants is not None and wanted.tenant not in self._tenants:
+            said.append(unknown_name("tenant with a key", wanted.tenant, await self._with_keys(self._tenants)))
+        return [sentence for sentence in said if sentence is not None]
+
+    async def _with_keys(self, configured: Collection[str]) -> Collection[str] | None:
+        """None: the store does not say."""
+        try:
+            return sorted({*configured, *(key.tenant for key in await self._keychain.listed())})
+        except StoreUnavailable:
+            return None
+
+
+def unknown_name(what: str, name: str | None, known: Collection[str] | None) -> str | None:
+    """None where `name` is among those, is not given, or where they are not known."""
+    if name is None or known is None or name in known:
+        return None
+    listed = ", ".join(islice(known, LISTED)) or "none"
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return f"no {what} is called {show(name)} (there are: {listed}{more})"
+
+
+# What operators may do with stored answers: remove, list, take out, bring in; and who did.
 MAX_STREAMS = 4  # exports and imports at once
+
 STALL_S = 30.0  # how long a client may take for a piece of one
-LISTED, MAX_LISTED = 50, 1_000
+
+LISTED_ENTRIES, MAX_LISTED = 50, 1_000
+
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -107,7 +160,7 @@ class CacheAdmin:
         outcome.notes += await self._names.unknown(wanted)
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
-        limit = asked_number(request, "limit", LISTED, MAX_LISTED)
+        limit = asked_number(request, "limit", LISTED_ENTRIES, MAX_LISTED)
         given = {name: request.query.get(name) or None for name in ("tag", "tenant", "route", "model", "backend")}
         return json_answer({"entries": await self._removal.entries(limit, **given)})
 

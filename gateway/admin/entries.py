@@ -13,8 +13,8 @@ from aiohttp import web
 
 from gateway.admin.responses import answered, asked_number, json_answer
 from gateway.cache.bans import SHOWN_DIGITS
-from gateway.cache.evictor import Evictions
-from gateway.cache.export_format import call_of
+from gateway.cache.eviction import Evictions
+from gateway.cache.export_import import call_of
 from gateway.cache.memory_cache import FrontStore
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS

@@ -2,20 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
 import orjson
+from aiohttp import web
 
-from gateway.admin.explain import PATH, Pair, explain_pair, pair_from, route_of
-from gateway.cache.explanation import ExplainedPair
+from gateway.admin.responses import json_answer
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.explanation import ExplainedPair, Look, explained
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.judgement import Scorer, floor_of
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
+from gateway.config.policy.model import Policy, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartFailed
+from gateway.messages import Embedding, Entry
+from gateway.ports import Candidate, Embedder, Opinion, Verifier
 
+# POST /admin/cache/explain: what a route makes of two prompts, with all that it has learnt. Nothing is changed by it,
+# and the prompts are neither logged nor kept.
+PATH = "/admin/cache/explain"
+
+EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the route may be left out'
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question whose answer is stored, and one that is asked. `route` None: the policy's last one."""
+
+    stored: str
+    asked: str
+    route: str | None = None
+
+
+def pair_from(body: bytes) -> Pair:
+    """Raises `BadRequest`, without a word of the prompts in it."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON ({error}): {EXPECTED}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"the body is no JSON object: {EXPECTED}")
+    unknown = sorted(value.keys() - {"stored", "asked", "route"})
+    if unknown:
+        raise BadRequest(f"unknown key {unknown[0][:40]!r}: {EXPECTED}")
+    for name in ("stored", "asked"):
+        if not isinstance(value.get(name), str) or not value[name].strip():
+            raise BadRequest(f"{name!r} is missing, empty or no text: {EXPECTED}")
+    if not isinstance(value.get("route"), str | None):
+        raise BadRequest(f"'route' is no text: {EXPECTED}")
+    return Pair(value["stored"], value["asked"], value.get("route"))
+
+
+def route_of(policy: Policy, name: str | None) -> tuple[str, Semantic]:
+    """The route of this name, or the default one. Raises `BadRequest`."""
+    names = [route.name for route in policy.routes]
+    found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
+    if found is None:
+        raise BadRequest(f"no route is called {str(name)[:60]!r}: expected {', '.join(names)}")
+    if found.semantic is None:
+        raise BadRequest(f"the semantic cache of route {found.name!r} is off: there is nothing to explain")
+    return found.name, found.semantic
+
+
+async def explain_pair(
+    pair: Pair, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
+) -> ExplainedPair:
+    """As the semantic lookup would judge it, were `pair.stored` all that is stored: counterexamples belong to an entry,
+    and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
+    # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
+    asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
+    entry, similarity = _entry(pair), _similarity(asked, stored)
+    look = Look(
+        route=route,
+        acceptance=rule.acceptance,
+        verifier=verifier.basis,
+        floor=floor_of(rule.acceptance, verifier),
+        features={},
+        labels=control.labels,
+        partial=asked.why_partial or stored.why_partial,
+    )
+    near, scorer = [(entry, similarity)], Scorer(verifier, embedder, rule.acceptance, Counterexamples())
+    if look.partial is not None:  # bounds what the verifier reads, too
+        first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
+        return explained(first, first, look)
+    look = replace(look, features=verifier.features(pair.asked, Candidate(pair.stored, similarity)))
+    scores = scorer.of(pair.asked, "", asked, near, control, 0)
+    first = scores.chosen
+    if similarity >= look.floor and scorer.closer_look_is_due(scores):
+        await scorer.look_closer(scores)
+    return explained(first, scores.chosen, replace(look, second=scores.second, framed=scores.parts is not None))
+
+
+def _similarity(a: Embedding, b: Embedding) -> float:
+    return min(1.0, max(0.0, float(a.vector @ b.vector)))
+
+
+def _entry(pair: Pair) -> Entry:
+    """What a judgement is about; of an answer there is nothing."""
+    return Entry(
+        fingerprint="", scope="", tenant="", route="", model="", operation="", dialect="", question=pair.stored,
+        streamed=False, payload=(), content_type="", created=0.0, expires=0.0, backend="", input_tokens=0,
+        output_tokens=0, cost_dollars=0.0, upstream_s=0.0,
+    )  # fmt: skip
+
+
+class ExplainHandler:
+    """`policy` gives the one in force."""
+
+    def __init__(self, policy: Callable[[], Policy], spaces: Spaces) -> None:
+        self._policy = policy
+        self._spaces = spaces
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post(PATH, self.explain)]
+
+    async def explain(self, request: web.Request) -> web.Response:
+        try:
+            pair = pair_from(await request.read())
+            route, rule = route_of(self._policy(), pair.route)
+            space = self._spaces.serving
+            control = space.controls.of(route)
+            found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier)
+        except BadRequest as error:
+            return json_answer({"error": error.message}, 400)
+        except web.HTTPRequestEntityTooLarge:
+            return json_answer({"error": "the body is larger than 1 MiB: expected two prompts"}, 400)
+        except EmbedderUnavailable as error:
+            return json_answer({"error": str(error)}, 503)
+        return json_answer(found.as_json())
+
+
+# `nearhit explain --stored ... --asked ...`: what a route makes of two prompts, offline or by a running gateway.
 WAIT_S = 30.0  # for a running gateway's answer
 
 

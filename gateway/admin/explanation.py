@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
+from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.body_streams import AtHand
-from gateway.config.policy.model import Route, Target
+from gateway.admin.responses import json_answer
+from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import Outlook
 from gateway.limits import Limits
 from gateway.messages import Call, Embedding
+from gateway.parts import Parts
+from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock
+from gateway.route_steps import deciding_of
+from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
-from gateway.routing.tier_selection import Decision
+from gateway.steps.parse_and_route import apply_route
+from gateway.streams import AtHand
 
 
+# What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks.
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """All that is decided before anything is sent."""
@@ -273,3 +281,45 @@ def _limit(rule: Limits) -> str:
         said.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
     said += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
     return f"{', '.join(said)} for each {rule.per}" if rule.per != "route" else f"{', '.join(said)} for the route"
+
+
+# POST /admin/explain: what would become of a request now, with the latencies that are predicted. Nothing is sent, and
+# the request is neither logged nor kept.
+PATH = "/admin/explain"
+
+
+class ExplainRequests:
+    """`policy` and `parts` give those in force: a held one would keep a former index from being freed."""
+
+    def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts], deployment: Deployment) -> None:
+        self._policy = policy
+        self._parts = parts
+        self._deployment = deployment
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post(PATH, self.explain)]
+
+    async def explain(self, request: web.Request) -> web.Response:
+        try:
+            found = await self._explained(orjson.loads(await request.read()))
+        except orjson.JSONDecodeError as error:
+            return json_answer({"error": f"the body is not valid JSON: {error}"}, 400)
+        except web.HTTPRequestEntityTooLarge:
+            return json_answer({"error": "the body is larger than 1 MiB: expected a request"}, 400)
+        except BadRequest as error:
+            return json_answer({"error": error.message}, 400)
+        return json_answer(found.as_json())
+
+    async def _explained(self, value: object) -> Explanation:
+        parts = self._parts()
+        request, call = request_of(value, parts.clock, "the body")
+        policy = self._policy()
+        route = policy.match(request.path, call.model, request.tenant, request.headers)
+        apply_route(request, call, route)
+        if call.question is not None:
+            with suppress(EmbedderUnavailable):  # a request would go on without, too
+                request.embedding = await parts.space.embedder.embed(call.question)
+        deciding = deciding_of(route, parts)
+        decision = deciding.decide(request)
+        steps = steps_of(route, self._deployment)
+        return explanation_of(request, call, route, decision, deciding.outlook(request), steps)

@@ -18,8 +18,20 @@ from aiohttp import web
 from gateway.admin.responses import NO_STORE, answered
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.observability.time_series import levels, since, told, totals
-from gateway.observability.timeline import COARSE, FINE, MIDDLE, UP, Resolution, Timeline, Window, is_level
+from gateway.observability.timeline import (
+    COARSE,
+    FINE,
+    MIDDLE,
+    UP,
+    Resolution,
+    Timeline,
+    Window,
+    is_level,
+    levels,
+    since,
+    told,
+    totals,
+)
 from gateway.ports import Clock, Slot, TimelineStore
 
 LOG = logging.getLogger("nearhit")

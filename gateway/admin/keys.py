@@ -3,21 +3,266 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
+from pydantic import Field
 
 from gateway.admin.audit import note
-from gateway.admin.key_admin import Keychain
-from gateway.admin.key_requests import Change, Rotation, Wanted
 from gateway.admin.middleware import actor_of
 from gateway.admin.responses import answered, json_answer, object_of, section_of, whole_body
-from gateway.api_keys import Key, shown
-from gateway.errors import BadRequest, NotFound
+from gateway.api_keys import (
+    Key,
+    KeyChange,
+    KeyStore,
+    KeyUnreadable,
+    Outdated,
+    Secret,
+    decode,
+    digest_of,
+    encode,
+    new_key,
+    shown,
+)
+from gateway.config.fields import Name, Text
+from gateway.config.policy.limits import LimitRules
+from gateway.config.units import Duration, DurationOrOff
+from gateway.config.validation import Problem, Section, one_of
+from gateway.errors import BadRequest, NotFound, Overloaded
 from gateway.ports import Clock
+from gateway.principal import Role
+from gateway.steps.key_cache import Keyring
 
+# What operators may say of keys, and what becomes of a key by it. Pure.
+MAX_SECRETS = 4
+
+OVERLAP_S = 24 * 3600.0
+
+Globs = Annotated[tuple[Text, ...], Field(strict=False, max_length=64)]
+
+RoleName = Annotated[Literal["use", "operate", "admin"], one_of("use", "operate", "admin")]
+
+
+class _Terms(Section):
+    """`expires`: in how long, `off` for never. `limits`: as of a route, for each key by itself."""
+
+    models: Globs | None = None
+    limits: LimitRules | None = None
+    expires: DurationOrOff = None
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        limits = given.get("limits")
+        for rule in limits if isinstance(limits, list) else [limits]:
+            if isinstance(rule, dict) and "per" in rule:
+                yield Problem("limits", "per: a key's limits are its own, expected none")
+
+
+class Wanted(_Terms):
+    """`POST /admin/keys`."""
+
+    name: Name = Field(examples=["ci"])
+    tenant: Name = Field(examples=["acme"])
+    role: RoleName = "use"
+
+
+class Change(_Terms):
+    """`POST /admin/keys/{id}`: what is given becomes so; an empty list of models or limits means all and none."""
+
+    name: Name | None = None
+
+
+class Rotation(Section):
+    """`POST /admin/keys/{id}/rotate`: for how long the former secret is good, too."""
+
+    overlap: Duration = OVERLAP_S
+
+
+def made(wanted: Wanted, given: Mapping[str, Any], by: str, now: float) -> tuple[Key, str]:
+    """The key and its text, which is kept nowhere. `given`: what was written, which is what is kept of the limits."""
+    secret, text = _secret(now)
+    key = Key(
+        id=f"key_{secrets.token_hex(8)}",
+        name=wanted.name,
+        tenant=wanted.tenant,
+        role=Role(wanted.role),
+        models=wanted.models or (),
+        limits=_written(given),
+        created=now,
+        created_by=by,
+        expires=None if wanted.expires is None else now + wanted.expires,
+        secrets=(secret,),
+    )
+    return key, text
+
+
+def changed(key: Key, change: Change, given: Mapping[str, Any], now: float) -> Key:
+    """Raises `BadRequest`."""
+    _active(key, now, but="expired")
+    if change.name is not None:
+        key = replace(key, name=change.name)
+    if change.models is not None:
+        key = replace(key, models=change.models)
+    if "limits" in given:
+        key = replace(key, limits=_written(given))
+    if "expires" in given:
+        key = replace(key, expires=None if change.expires is None else now + change.expires)
+    return key
+
+
+def rotated(key: Key, rotation: Rotation, now: float) -> tuple[Key, str]:
+    """Another text beside those that are good, which end within the overlap. Raises `BadRequest`."""
+    _active(key, now)
+    ends = now + rotation.overlap
+    former = [replace(s, ends=ends if s.ends is None else min(s.ends, ends)) for s in key.secrets]
+    former = [s for s in former if s.ends is not None and s.ends > now]
+    if len(former) >= MAX_SECRETS:
+        raise BadRequest(
+            f"{MAX_SECRETS} secrets of this key are good already: wait until one has ended, or give an overlap of 0s"
+        )
+    secret, text = _secret(now)
+    return replace(key, secrets=(*former, secret)), text
+
+
+def revoked(key: Key, now: float) -> Key:
+    """At once and for good. Raises `BadRequest` where it is already."""
+    if key.revoked is not None:
+        raise BadRequest("the key is revoked already")
+    return replace(key, revoked=now)
+
+
+def _active(key: Key, now: float, but: str = "active") -> None:
+    state = key.state(now)
+    if state not in ("active", but):
+        raise BadRequest(f"the key is {state}: make a new one")
+
+
+def _secret(now: float) -> tuple[Secret, str]:
+    text = new_key()
+    return Secret(digest_of(text), text[-4:], now), text
+
+
+def _written(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    limits = given.get("limits") or ()
+    return (limits,) if isinstance(limits, dict) else tuple(limits)
+
+
+# What operators do with keys: in the store first, and then here at once.
+MAX_KEYS = 10_000
+
+FORGOTTEN_S = 90 * 86_400.0  # after its end a key is only of use to tell that it has ended
+
+ATTEMPTS = 5
+
+
+class Keychain:
+    """Every method raises `StoreUnavailable`, where nothing was done, or `Refused`."""
+
+    def __init__(self, store: KeyStore, keyring: Keyring, clock: Clock) -> None:
+        self._store = store
+        self._keyring = keyring
+        self._clock = clock
+
+    async def listed(self) -> Sequence[Key]:
+        """The youngest first."""
+        found = []
+        for data in await self._store.listed():
+            try:
+                found.append(decode(data))
+            except KeyUnreadable:  # of a later version: whoever shows it is told that it is not known
+                continue
+        return sorted(found, key=lambda key: (-key.created, key.id))
+
+    async def one(self, identity: str) -> Key:
+        return _read(await self._store.by_id(identity))
+
+    async def create(self, wanted: Wanted, given: Mapping[str, Any], by: str) -> tuple[Key, str]:
+        """The key and its text, which nobody can be told again."""
+        now = self._clock.wall()
+        await self._make_room(now)
+        key, text = made(wanted, given, by, now)
+        await self._swap(None, key)
+        return key, text
+
+    async def change(self, identity: str, change: Change, given: Mapping[str, Any]) -> Key:
+        key, _ = await self._changed(identity, lambda key, now: changed(key, change, given, now))
+        return key
+
+    async def rotate(self, identity: str, rotation: Rotation) -> tuple[Key, str]:
+        texts: list[str] = []
+
+        def become(key: Key, now: float) -> Key:
+            key, text = rotated(key, rotation, now)
+            texts.append(text)
+            return key
+
+        key, _ = await self._changed(identity, become)
+        return key, texts[-1]
+
+    async def revoke(self, identity: str) -> tuple[Key, bool]:
+        """The key, and whether its end is known to have reached the store's disk."""
+        return await self._changed(identity, revoked, synced=True)
+
+    async def _changed(
+        self, identity: str, become: Callable[[Key, float], Key], *, synced: bool = False
+    ) -> tuple[Key, bool]:
+        for _ in range(ATTEMPTS):
+            data = await self._store.by_id(identity)
+            before = _read(data)
+            now = self._clock.wall()
+            key = become(before.without_old_secrets(now), now)
+            try:
+                return key, await self._swap(before, key, data, synced=synced)
+            except Outdated:  # somebody else has changed it meanwhile
+                continue
+        raise Overloaded("others are changing this key, nothing was done: try again", retry_after_s=1)
+
+    async def _swap(
+        self, before: Key | None, key: Key | None, data: bytes | None = None, *, synced: bool = False
+    ) -> bool:
+        former, digests = _digests(before), _digests(key)
+        some = key or before
+        assert some is not None
+        new = None if key is None else encode(key)
+        change = KeyChange(some.id, data, new, sorted(digests - former), sorted(former - digests))
+        durable = await self._store.swap(change, synced=synced)
+        await self._keyring.refresh()
+        return durable
+
+    async def _make_room(self, now: float) -> None:
+        keys = await self.listed()
+        if len(keys) < MAX_KEYS:
+            return
+        over = [key for key in keys if (key.ended(now) or now) < now - FORGOTTEN_S]
+        for key in over:
+            data = await self._store.by_id(key.id)
+            if data is not None:
+                await self._swap(key, None, data)
+        if len(keys) - len(over) >= MAX_KEYS:
+            raise BadRequest(f"there are {MAX_KEYS} keys: those that ended 90 days ago make room, and none has")
+
+
+def _read(data: bytes | None) -> Key:
+    if data is None:
+        raise NotFound("there is no such key")
+    try:
+        return decode(data)
+    except KeyUnreadable as error:
+        raise BadRequest(f"the key cannot be read by this gateway: {error}") from None
+
+
+def _digests(key: Key | None) -> set[str]:
+    return set() if key is None else {secret.digest for secret in key.secrets}
+
+
+# `/admin/keys`: API keys that live in the store. Their texts are in the answer that makes them, and nowhere else.
 STATES = ("active", "expired", "revoked", "all")
+
 ID = re.compile(r"key_[0-9a-f]{16}", re.ASCII)
+
 NOT_ASKED = "auth.mode is passthrough: the data port asks for no keys, this one opens the admin port alone"
 
 

@@ -22,13 +22,25 @@ from jwt.exceptions import (
     PyJWTError,
 )
 
+from gateway.adapters.system.jwks import Jwks, JwksFailed
+from gateway.admin.middleware import Check
 from gateway.config.auth import Oidc
-from gateway.errors import Forbidden, Unauthorized
-from gateway.roles import Actor, Role
+from gateway.errors import Forbidden, StartFailed, Unauthorized
+from gateway.ports import Clock
+from gateway.principal import Actor, Role
+
+# JSON Web Tokens of an OpenID Connect issuer, for the admin port: who it says one is, and which role that has here.
+#
+# Checked as RFC 8725 has it: algorithms are those of the configuration, never those that a token asks for, and none of
+# them takes a shared secret; a key serves its own algorithm alone; nothing that a token names (`jku`, `x5u`, `jwk`) is
+# fetched or believed; issuer and audience are compared whole.
 
 MAX_TOKEN = 16 * 1024  # bytes; what a header line of `server.max_header` takes
+
 MAX_NAME = 128
+
 REQUIRED = ("exp", "iss", "aud")
+
 # Only the kind of fault is told: whoever shows a token has it in his hands, and nobody else is told anything.
 FAULTS: tuple[tuple[type[PyJWTError], str], ...] = (
     (ExpiredSignatureError, "the token has expired"),
@@ -129,3 +141,15 @@ def _serves(key: PyJWK, algorithm: str) -> bool:
     """RFC 7517 sections 4.2 and 4.4: what a key says of itself is heeded."""
     said: Mapping[str, Any] = key._jwk_data
     return said.get("use", "sig") == "sig" and said.get("alg", algorithm) == algorithm and said.get("kty") != "oct"
+
+
+# What checks the tokens of an OpenID Connect issuer. Imported where one is configured: signatures need OpenSSL's
+# bindings.
+def token_check(oidc: Oidc, clock: Clock) -> Check:
+    """Raises `StartFailed`."""
+    try:
+        keys = Jwks(oidc.issuer, oidc.jwks_url, frozenset(oidc.private_hosts), clock)
+    except JwksFailed as error:
+        setting = "issuer" if oidc.jwks_url is None else "jwks_url"
+        raise StartFailed(f"auth.oidc.{setting}: {error}") from None
+    return Tokens(oidc, keys).check

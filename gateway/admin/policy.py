@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from gateway.admin.audit import note
-from gateway.admin.budget_warnings import unmet_budgets
 from gateway.admin.middleware import actor_of
 from gateway.admin.policy_manager import PolicyLife, files_of
 from gateway.admin.responses import json_answer
@@ -22,9 +22,38 @@ from gateway.config.policy.files import checked_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
 from gateway.config.policy.model import Policy
 from gateway.errors import BadRequest, Refused, TooLarge
+from gateway.observability.metrics import LATENCY_BUCKETS
+from gateway.observability.telemetry import Telemetry
 from gateway.parts import Parts
 
+# Latency budgets that no backend has kept since the gateway started: only one that runs can know.
+MIN_ANSWERS = 20  # of each backend: fewer may all have been slow by chance
+
+
+def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[Fault]:
+    """Routes whose `latency_budget` every answer of each of their backends has exceeded."""
+    for route in policy.routes:
+        budget_s = route.latency_budget_s
+        if budget_s is None:
+            continue
+        members = dict.fromkeys(name for tier in route.target.tiers for name in tier.members)
+        if all(_never_kept(telemetry, name, budget_s) for name in members):
+            message = (
+                f"route {route.name!r}: no answer of {', '.join(members)} has come within {budget_s:g} s since the "
+                "gateway started, expected a longer latency_budget or a faster backend"
+            )
+            yield Fault(route.file, route.line, (), message)
+
+
+def _never_kept(telemetry: Telemetry, backend: str, budget_s: float) -> bool:
+    counts: Sequence[int] = telemetry.backend_seconds.counts.get((backend,), [])
+    # The bucket in which the budget lies holds answers on both sides of it: only an empty one says anything.
+    return sum(counts) >= MIN_ANSWERS and not any(counts[: bisect_left(LATENCY_BUCKETS, budget_s) + 1])
+
+
+# What operators may do with the policy of a gateway that runs: see it, try one, put one in force, take it back.
 MAX_AUTHOR, MAX_COMMENT = 128, 512
+
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 

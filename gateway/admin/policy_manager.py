@@ -4,27 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.policy_validation import staged, staged_folder
+from gateway.admin.policy_tests import disappointments
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid, Fault
-from gateway.config.policy.diff import difference
 from gateway.config.policy.files import PolicyFolder
-from gateway.config.policy.history import BY_FILE, Author, Change, History, Version
-from gateway.config.policy.load import LAST_FILE, hash_of, in_turn
+from gateway.config.policy.history import BY_FILE, Author, Change, History, Version, difference
+from gateway.config.policy.load import LAST_FILE, hash_of, in_turn, policy_files, read_policy, read_texts
 from gateway.config.policy.model import Policy, Text
 from gateway.config.policy.reloader import OnReload, PolicyHolder
 from gateway.errors import NotFound, Refused
 from gateway.ports import Published
 
+
+# From policy files to a policy that may be put in force: read, checked, and held against its own expectations.
+def staged(texts: Sequence[Text], config: Config) -> Policy:
+    """The policy of these files, in their order. Raises `ConfigInvalid` with every fault."""
+    adapters = adapters_of(config)
+    reading = read_policy(texts, config.backends, folder=config.policies, adapters=adapters)
+    if reading.policy is None:
+        raise ConfigInvalid(reading.faults)
+    if faults := disappointments(reading.policy, adapters):
+        raise ConfigInvalid(faults)
+    return reading.policy
+
+
+def adapters_of(config: Config) -> dict[str, str]:
+    """Of each backend."""
+    return {name: backend.adapter for name, backend in config.backends.items()}
+
+
+def staged_folder(folder: Path, config: Config) -> Policy:
+    """The same of all files of a folder."""
+    texts, faults = read_texts(policy_files(folder))
+    if faults:  # where a file is missing nobody knows which rule is the last
+        reading = read_policy(texts, config.backends, ends=False)
+        raise ConfigInvalid([*faults, *reading.faults])
+    return staged(texts, config)
+
+
+# The life of policies in a gateway that runs: checked, written to the files, put in force, remembered, taken back.
 LOG = logging.getLogger("nearhit")
+
 AUDIT = logging.getLogger("nearhit.audit")
+
 HISTORY_FOLDER = "policy-history"  # in data_dir
+
 BY_OTHERS = "fleet"  # what another gateway on the store was told
+
 Changed = Callable[[Policy, str, Author, float], None]
 """Called with a policy that the admin port has put in force, the hash of the one before, who did it and when."""
 

@@ -10,8 +10,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from gateway.admin.learning import Quality
 from gateway.admin.middleware import Guard, actor_of
-from gateway.admin.quality import Quality
 from gateway.admin.responses import json_answer
 from gateway.admin.static_files import PATH
 from gateway.admin.stats import Stats

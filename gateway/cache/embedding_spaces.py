@@ -2,7 +2,7 @@
 
 Vectors of different models are never compared, and what was learnt of one model's similarities says nothing of
 another's. So the model is not passed around beside its index and its thresholds: they are one object, and where the
-model changes, one reference is swapped (gateway/cache/embedder_cutover.py).
+model changes, one reference is swapped (gateway/cache/embedding_migration.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cache.answer_comparer import Comparisons
-from gateway.cache.hit_audits import Audits
+from gateway.cache.answer_comparison import Comparisons
+from gateway.cache.audits import Audits
 from gateway.cache.index_checkpoints import Checkpoints
 from gateway.cache.inflight_questions import Aloft
 from gateway.cache.labels import Labels
 from gateway.cache.learned_state import Learning
 from gateway.cache.memory_cache import FrontStore
-from gateway.cache.threshold.controls import Controls
+from gateway.cache.threshold.route_control import Controls
 from gateway.ports import ComplexityScorer, Embedder, ResponseStore, VectorIndex, Verifier
 
 MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB

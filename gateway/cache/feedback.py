@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterable
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from gateway.bounded_cache import BoundedCache
-from gateway.ports import MAX_COUNTEREXAMPLES
+from gateway.errors import StoreUnavailable
+from gateway.ports import MAX_COUNTEREXAMPLES, Judged, Replies
+from gateway.tasks import Background
 
 
+# What clients said of semantic hits, and what must not be served again because of it. Pure.
 @dataclass(slots=True)
 class Relation:
     """That the answer of `fingerprint` was served for a question of this scope."""
@@ -50,3 +59,91 @@ class Counterexamples:
     def add(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._keys.put(key, True)
+
+
+# The semantic hits that feedback can still refer to. Pure.
+
+# A vector, a question that was read whole, and the entry that was served: some 15 MB with entries of 1 kB.
+MAX_SERVED = 5_000
+
+
+@dataclass(slots=True)
+class Served:
+    route: str
+    judged: Judged
+    embedder: str = ""  # the fingerprint of what made the vectors that it was judged by
+    told: bool = False  # a client has said what it thinks of it: that counts once
+
+
+class ServedHits:
+    """The last semantic hits by tenant and request id. A tenant can refer to its own alone."""
+
+    def __init__(self, limit: int = MAX_SERVED) -> None:
+        self._hits: BoundedCache[tuple[str, str], Served] = BoundedCache(limit)
+
+    def add(self, tenant: str, request_id: str, served: Served) -> None:
+        self._hits.put((tenant, request_id), served)
+
+    def get(self, tenant: str, request_id: str) -> Served | None:
+        return self._hits.peek((tenant, request_id))
+
+    def tell(self, tenant: str, request_id: str) -> None:
+        """Remembers that there was feedback on this hit."""
+        served = self._hits.peek((tenant, request_id))
+        if served is not None:
+            served.told = True
+
+
+# A client's word on an answer that another gateway on the store has given: whoever remembers it learns of it.
+LOG = logging.getLogger("nearhit.replication")
+
+WAIT_S = 1.0  # for the others: they hear within a tenth of it
+
+AT_ONCE = 16  # questions of this gateway, and likewise of others that it looks up; beyond it nobody is asked
+
+
+class Elsewhere:
+    """`say` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given to
+    `asked`, which looks it up in `heed`."""
+
+    def __init__(
+        self,
+        say: Callable[..., None],
+        replies: Replies,
+        heed: Callable[[str, str, str], Awaitable[dict[str, Any] | None]],
+    ) -> None:
+        self._say = say
+        self._replies = replies
+        self._heed = heed
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._answering = Background(AT_ONCE)
+
+    async def ask(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+        """None: nobody remembers it, or nobody could say in time."""
+        if self._places.locked():
+            return None
+        async with self._places:
+            name = secrets.token_hex(16)
+            self._say(tenant, request_id, verdict, name)
+            try:
+                answer = await self._replies.wait(name, WAIT_S)
+            except StoreUnavailable:
+                return None
+        heard: dict[str, Any] | None = None if answer is None else orjson.loads(answer)
+        return heard
+
+    def asked(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
+        """By another gateway. Answered if it is known here."""
+        self._answering.start(name, self._answer(tenant, request_id, verdict, name))
+
+    async def close(self) -> None:
+        await self._answering.close()
+
+    async def _answer(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
+        heard = await self._heed(tenant, request_id, verdict)
+        if heard is None:
+            return
+        try:
+            await self._replies.reply(name, orjson.dumps(heard))
+        except StoreUnavailable as error:
+            LOG.warning("feedback was heeded, its client is not told", extra={"fields": {"error": str(error)}})

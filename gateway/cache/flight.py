@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.body_streams import close_body
 from gateway.errors import BackendError, Refused, StreamBroken
 from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
-from gateway.streams import Flow, Tap, flow_of, pour, told
+from gateway.streams import Flow, Tap, close_body, flow_of, pour, told
 
 if TYPE_CHECKING:
-    from gateway.trace_recorder import Traced
+    from gateway.tracing import Traced
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.messages import Aged, CacheDirectives, Lifetime
+from gateway.config.policy.model import Route
+from gateway.messages import Aged, Bypass, CacheDirectives, Lifetime
 
+# Whether a stored answer may still be served. Pure: the clock's reading comes in.
 FAILED = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
 
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
@@ -40,3 +42,56 @@ def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, n
     if directives.max_age_s is not None or directives.min_fresh_s > 0:
         return Freshness(False, age, 0.0)
     return Freshness(False, age, 0.0, age < ttl + lifetime.revalidate_s, age < ttl + lifetime.error_s)
+
+
+# What a route's policy says of how long answers live. Pure.
+def exact_lifetime(route: Route) -> Lifetime | None:
+    """None where the exact cache is off."""
+    if route.exact_ttl_s is None:
+        return None
+    return Lifetime(route.exact_ttl_s, route.jitter, route.stale_while_revalidate_s, route.stale_if_error_s)
+
+
+def longest_lifetime_s(route: Route) -> float:
+    """After which nobody has a use for what it stores; seconds."""
+    exact = exact_lifetime(route)
+    return max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
+
+
+# Cache-Control of requests (RFC 9111 section 5.2.1). Pure.
+NONE = CacheDirectives()
+
+
+def parse_directives(header: str | None) -> CacheDirectives:
+    """Directives that are unknown or malformed are ignored, as section 5.2.3 demands."""
+    if not header:
+        return NONE
+    found: dict[str, str] = {}
+    for part in header.lower().split(","):
+        name, _, value = part.strip().partition("=")
+        found[name] = value.strip('" ')
+    return CacheDirectives(
+        no_store="no-store" in found,
+        no_cache="no-cache" in found,
+        only_if_cached="only-if-cached" in found,
+        max_age_s=_seconds(found.get("max-age")),
+        min_fresh_s=_seconds(found.get("min-fresh")) or 0.0,
+    )
+
+
+def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | None:
+    """Why no stored answer is looked for; None: one is. `uncached`: why the call's answers are never kept."""
+    if uncached is not None:
+        return uncached
+    if directives.no_store:
+        return Bypass.NO_STORE
+    return Bypass.NO_CACHE if directives.no_cache else None
+
+
+def shares_flight(directives: CacheDirectives) -> bool:
+    """Whether the answer of an identical request in flight will do, and that of this one for others."""
+    return not (directives.no_cache or directives.only_if_cached)
+
+
+def _seconds(value: str | None) -> float | None:
+    return float(value) if value is not None and value.isascii() and value.isdigit() else None

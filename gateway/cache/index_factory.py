@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.adapters.faiss.checkpoint import Kind
-from gateway.adapters.faiss.cuda import CudaDevice
-from gateway.adapters.faiss.gpu_partition import Device
+from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.cache.index_checkpoints import Checkpoints, checkpoints_of
 from gateway.config import Config
 from gateway.config.environment import secret
-from gateway.config.urls import lite_file
+from gateway.config.fields import lite_file
 from gateway.errors import IndexUnavailable, StartFailed
 from gateway.ports import Clock, Embedder, VectorIndex
 from gateway.tasks import run_within

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from gateway.cache.feedback import Relation, relation_of
+from gateway.cache.feedback import Counterexamples, Relation, relation_of
+from gateway.cache.templates import Varying, varying
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.messages import Refusal
-from gateway.ports import VERBATIM, Held, Judged, Opinion
+from gateway.errors import EmbedderUnavailable
+from gateway.messages import Embedding, Entry, Refusal
+from gateway.ports import VERBATIM, Acceptance, Candidate, Embedder, Held, Judged, Opinion, Verifier
+
+# What a lookup decided about the best stored answer, and why. Pure.
 
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
 MAX_CANDIDATES = 4
@@ -55,3 +60,133 @@ def same_words(a: str, b: str) -> bool:
     if "\n" in a.strip() or "\n" in b.strip():
         return [line.rstrip() for line in a.strip().split("\n")] == [line.rstrip() for line in b.strip().split("\n")]
     return a.split() == b.split()
+
+
+# The opinion on two prompts of one frame: that on what they do not share.
+async def of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str) -> Opinion:
+    """Where that is the worse one. `whole`: the opinion on both prompts as they are; `owner`: as `Embedder.embed` has
+    it. Raises `EmbedderUnavailable`."""
+    if not parts.asked or not parts.stored:
+        return replace(whole, veto=Refusal.TEMPLATE)
+    asked, stored = await embedder.embed(parts.asked, owner), await embedder.embed(parts.stored, owner)
+    similarity = min(1.0, max(0.0, float(asked.vector @ stored.vector)))
+    (inner,) = verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])
+    return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
+
+
+# How sure it is that a stored answer answers a question: each candidate's score, held against its route's threshold.
+# The semantic cache, `nearhit explain` and `make quality` all ask here.
+Near = tuple[Entry, float]
+"""A stored answer, and the similarity of its question in [0, 1]."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """Of the candidates for one question, the most similar first. `judged` is in their order; `best` is the index of
+    the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt near
+    the question; `owner`: as `Embedder.embed` has it."""
+
+    question: str
+    owner: str
+    embedding: Embedding
+    near: Sequence[Near]
+    control: RouteControl
+    entries: int
+    threshold: float
+    shift: float
+    judged: list[Judged] = field(default_factory=list)
+    best: int = 0
+    parts: Varying | None = None  # what sets the question and the best candidate apart, where both are of one frame
+    second: Opinion | None = None  # what a dearer look has said; None: there was none, or it had nothing to say
+
+    @property
+    def chosen(self) -> Judged:
+        return self.judged[self.best]
+
+
+def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
+    """The similarity below which no neighbour is worth reading."""
+    plain = acceptance.min_similarity
+    return verifier.floor if plain is None else plain
+
+
+class Scorer:
+    """By one policy's demands. `counterexamples`: what clients have called wrong."""
+
+    def __init__(
+        self, verifier: Verifier, embedder: Embedder, acceptance: Acceptance, counterexamples: Counterexamples
+    ) -> None:
+        self._verifier = verifier
+        self._embedder = embedder
+        self._acceptance = acceptance
+        self._plain = acceptance.min_similarity is not None
+        self._counterexamples = counterexamples
+
+    def of(
+        self,
+        question: str,
+        owner: str,
+        embedding: Embedding,
+        near: Sequence[Near],
+        control: RouteControl,
+        entries: int,
+        opinions: Sequence[Opinion] | None = None,
+    ) -> Scores:
+        """`near`: at least one; `opinions` on them, None: the verifier's."""
+        threshold = control.threshold(self._acceptance, entries)
+        shift = 0.0 if self._plain else control.shift(embedding.vector)
+        scores = Scores(question, owner, embedding, near, control, entries, threshold, shift)
+        if opinions is None:
+            opinions = self._opinions(question, near)
+        for (entry, similarity), opinion in zip(near, opinions, strict=True):
+            scores.judged.append(self._judged(scores, entry, similarity, opinion))
+        if len(near) > 1:
+            scores.best = best(scores.judged)
+        if self._plain:
+            return scores
+        chosen = scores.chosen
+        if not (chosen.verbatim or chosen.opinion.veto is not None):
+            stored = [entry.question or "" for entry, _ in near]
+            parts = varying(question, stored[scores.best], stored)
+            scores.parts = None if parts is None or parts.same else parts
+        return scores
+
+    def closer_look_is_due(self, scores: Scores) -> bool:
+        """Whether the best candidate is too near the threshold, or of one frame with the question."""
+        return not self._plain and (scores.chosen.gray or scores.parts is not None)
+
+    async def look_closer(self, scores: Scores) -> None:
+        """A dearer look at the best candidate, where one is due. Where the embedder is away, what is of one frame is
+        refused."""
+        chosen, closer = scores.chosen, None
+        if chosen.gray:
+            entry, similarity = scores.near[scores.best]
+            candidate = Candidate(entry.question or "", similarity)
+            closer = scores.second = await self._verifier.second_opinion(scores.question, candidate, chosen.opinion)
+        if scores.parts is not None:
+            whole = closer or chosen.opinion
+            try:
+                closer = await of_what_varies(scores.parts, whole, self._embedder, self._verifier, scores.owner)
+            except EmbedderUnavailable:
+                closer = replace(whole, veto=Refusal.TEMPLATE)
+        if closer is not None:
+            scores.judged[scores.best] = self._judged(scores, *scores.near[scores.best], closer)
+
+    def _opinions(self, question: str, near: Sequence[Near]) -> Sequence[Opinion]:
+        if self._plain:
+            return [Opinion(similarity, similarity) for _, similarity in near]
+        candidates = [Candidate(entry.question or "", similarity) for entry, similarity in near]
+        return [
+            VERBATIM if same_words(question, candidate.question) else opinion
+            for candidate, opinion in zip(candidates, self._verifier.opinions(question, candidates), strict=True)
+        ]
+
+    def _judged(self, scores: Scores, entry: Entry, similarity: float, opinion: Opinion) -> Judged:
+        """An opinion on a candidate, against the route's threshold."""
+        if self._counterexamples.refute(entry.scope, scores.question, entry.fingerprint):
+            opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
+        threshold, control = scores.threshold, None if self._plain else scores.control
+        score, probability, reason = hold(similarity, opinion, threshold, control, scores.shift)
+        return Judged(
+            similarity, opinion, threshold, score, probability, reason, entry, scores.question, scores.embedding.vector
+        )

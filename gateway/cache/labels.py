@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.cache.feedback import Counterexamples, Relation
 from gateway.cache.judgement import observation_of
-from gateway.cache.threshold.controls import Controls
+from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry

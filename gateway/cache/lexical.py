@@ -7,20 +7,121 @@ Each check names one way in which two similar questions differ; a check that fin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from gateway.cache.payload import plain, quoted_in, transforms
-from gateway.cache.text_patterns import Clues, Sought, any_of, clues_of, digits, written_with
 from gateway.messages import Refusal
+
+# Patterns that are looked for only where they may be found. Pure.
+#
+# To look through a question takes 5 to 20 us a pattern, and nearly always finds nothing: most need a word or a sign that
+# few questions have. What a pattern needs is said beside it, and never more than it needs, so that what is found is the
+# same (tests/cache/test_sought.py).
+
+_RUN = re.compile(r"\w+")
+
+_JOINS = frozenset("'_")
+
+
+@dataclass(slots=True)
+class Clues:
+    """What a text of ASCII consists of. Of other texts there are none: their letters may stand for these, as the sign
+    of kelvin does for a k where case is ignored."""
+
+    runs: frozenset[str]  # of letters, digits and underscores, in lower case
+    plain: str  # the whole text, lower-cased, with single spaces
+    signs: frozenset[str]  # that it is written with
+    joined: bool  # some run is part of a longer word, or of several words
+
+
+def clues_of(text: str, plain: str, words: frozenset[str]) -> Clues | None:
+    """`words`: those that letters and digits make, in lower case, some of them joined by an apostrophe."""
+    if not text.isascii():
+        return None
+    signs = frozenset(plain)
+    joined = not _JOINS.isdisjoint(signs)
+    return Clues(frozenset(_RUN.findall(plain)) if joined else words, plain, signs, joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """`may`: whether a text with these clues may hold what the pattern matches."""
+
+    pattern: re.Pattern[str]
+    may: Callable[[Clues], bool]
+
+    def found(self, text: str, clues: Clues | None) -> list[Any]:
+        """What `findall` of the pattern would."""
+        return self.pattern.findall(text) if clues is None or self.may(clues) else []
+
+
+def any_of(words: str) -> Callable[[Clues], bool]:
+    """Whether one of these stands by itself, between what is no part of a word."""
+    needed = frozenset(words.split())
+    return lambda clues: not needed.isdisjoint(clues.runs)
+
+
+def written_with(signs: str) -> Callable[[Clues], bool]:
+    """Whether one of these signs is in it."""
+    needed = frozenset(signs)
+    return lambda clues: not needed.isdisjoint(clues.signs)
+
+
+digits = written_with("0123456789")
+
+# Texts that a question is about rather than made of: what is to be translated, quoted, or run. Pure.
+#
+# Two requests to translate differ in a few words only where it matters, and look alike everywhere else: with a fixed
+# instruction around varying content, every content would get the first one's answer.
+
+# Verbs that ask for a text to be turned into another: English, German, Spanish. They count where a request begins.
+_TRANSFORM = re.compile(
+    r"\W{0,9}(?:(?:please|kindly|hi|hello|hey|bitte|por favor|can you|could you|would you|will you|i want you to|"
+    r"i need you to|kannst du|k\u00f6nnen sie|puedes)\W{1,9}){0,3}"
+    r"(?:translate|summari[sz]e|rewrite|rephrase|paraphrase|proofread|correct|classify|categori[sz]e|extract|shorten|"
+    r"simplify|transcribe|transliterate|reformat|edit|label|tag|anonymi[sz]e|spell-?check|complete the|"
+    r"\u00fcbersetze?n?|fasse?n?|korrigiere?n?|traduce|traducir|resume|resumir|corrige)\b",
+    re.IGNORECASE,
+)
+
+_QUOTED = re.compile(
+    r"```(.{1,4000}?)```|`([^`\n]{1,400})`|\"([^\"\n]{1,400})\"|\u201c([^\u201d\n]{1,400})\u201d|\u00ab([^\u00bb\n]{1,400})\u00bb",
+    re.DOTALL,
+)
+
+
+def transforms(text: str) -> bool:
+    """Whether the text asks for another text to be turned into something."""
+    return _TRANSFORM.match(text) is not None
+
+
+def quoted_in(text: str) -> frozenset[str]:
+    """What stands in quotes or is marked as code, lower-cased, with single spaces."""
+    return frozenset(plain(next(group for group in match.groups() if group)) for match in _QUOTED.finditer(text))
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split()).lower()
+
+
+# What the words of two questions say about whether they ask the same thing. Pure.
+#
+# Cosine similarity alone cannot tell "2021" from "2022", "on" from "off", or "km to miles" from "miles to km".
+# Each check names one way in which two similar questions differ; a check that finds nothing says nothing.
 
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
+
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same of ASCII, in half the time
+
 _NUMBER = Sought(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
+
 _NEGATIVE = "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca jamas"
+
 _NEGATES, _NEGATORS, _NEGATING = frozenset(_NEGATIVE.split()), any_of(f"{_NEGATIVE} t"), ("kein", "ningun")
+
 _NEGATED = Sought(
     re.compile(
         r"\b(?=[cejknosuw])(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
@@ -29,17 +130,21 @@ _NEGATED = Sought(
     ),
     lambda clues: _NEGATORS(clues) or any(part in clues.plain for part in _NEGATING),
 )
+
 _QUOTES = written_with('"`')
+
 _DIRECTION = Sought(
     re.compile(r"\b(?:from|de|von)\s(.{1,80}?)\s(?:to|into|a|nach|zu)\s([^?.!,;]{1,80})", re.IGNORECASE),
     any_of("from de von"),
 )
+
 _TO = Sought(
     re.compile(
         r"\b([\w.]{1,40})\s{1,9}(?:to|into|vs|versus|over|than|before|after|minus)\s{1,9}([\w.]{1,40})", re.IGNORECASE
     ),
     any_of("to into vs versus over than before after minus"),
 )
+
 _THAN = Sought(
     re.compile(
         r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}(?:(?:an?|the)\s{1,9})?([\w.]{1,40})",
@@ -63,6 +168,7 @@ _ANTONYMS = (
     ("man", "woman"), ("men", "women"), ("male", "female"), ("boy", "girl"), ("north", "south"), ("east", "west"),
     ("always", "never"), ("everyone", "nobody"), ("with", "without"), ("input", "output"), ("public", "private"),
 )  # fmt: skip
+
 OPPOSITES: dict[str, frozenset[str]] = {
     word: frozenset(b if a == word else a for a, b in _ANTONYMS if word in (a, b))
     for pair in _ANTONYMS
@@ -71,8 +177,11 @@ OPPOSITES: dict[str, frozenset[str]] = {
 
 # Words that a question may start with in capitals without naming anything.
 _FIRST_WORD = re.compile(r"\W{0,9}([^\W\d_]+)")
+
 _FURTHER_STARTERS = re.compile(r"(?:[.!?:]\s{1,9}|\n)\W{0,9}([^\W\d_]+)")
+
 _ENDS = re.compile(r"[.!?:\n]")
+
 _SAID_OF_ONESELF = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 

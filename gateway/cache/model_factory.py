@@ -5,20 +5,17 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.embedding.inline import ImmediateEmbedder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
-from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.calibration import WEIGHTS
-from gateway.cache.learned_verifier import LearnedVerifier, load_weights
-from gateway.cache.two_stage_verifier import CrossEncoder, ThoroughVerifier
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, ThoroughVerifier, load_weights
 from gateway.config import Verifier as VerifierConfig
+from gateway.config.schema import CrossEncoder as CrossEncoderConfig
 from gateway.config.schema import EmbeddingModel
-from gateway.config.verifier import CrossEncoder as CrossEncoderConfig
 from gateway.errors import StartFailed
 from gateway.ports import TextEncoder, Verifier
 from gateway.weight_files import WeightsCorrupt

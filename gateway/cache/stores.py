@@ -10,24 +10,23 @@ from functools import partial
 
 from gateway.adapters.redis.api_keys import RedisKeys
 from gateway.adapters.redis.batches import RedisBatches
-from gateway.adapters.redis.change_log_reader import RedisChanges
-from gateway.adapters.redis.change_log_writer import Journal
+from gateway.adapters.redis.change_log import Journal, RedisChanges
 from gateway.adapters.redis.client import CONNECT_S, Access, connect
+from gateway.adapters.redis.durability import Syncing
+from gateway.adapters.redis.embedded_valkey import KeptValkey
 from gateway.adapters.redis.entry_sizes import RedisWeights
 from gateway.adapters.redis.gossip_stream import RedisReplies, RedisSpoken
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.leases import RedisLeases
-from gateway.adapters.redis.metrics_snapshots import RedisFigures
+from gateway.adapters.redis.metrics import RedisFigures
 from gateway.adapters.redis.policy import RedisPolicies
 from gateway.adapters.redis.purge import RedisRemovals
 from gateway.adapters.redis.quotas import RedisQuotas
 from gateway.adapters.redis.store import RedisStore
-from gateway.adapters.redis.valkey_supervisor import KeptValkey
-from gateway.adapters.redis.write_through import Syncing
 from gateway.cache.bans import Bans
 from gateway.cache.cluster_leases import TTL_S as LEASE_TTL_S
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.evictor import OF_INDEX, OF_MEMORY, Evictions
+from gateway.cache.eviction import OF_INDEX, OF_MEMORY, Evictions
 from gateway.cache.memory_cache import FrontStore
 from gateway.config import Config
 from gateway.config.environment import secret

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.policy_manager import PolicyLife
+from gateway.admin.policy_manager import PolicyLife, staged_folder
 from gateway.admin.policy_tests import disappointments
-from gateway.admin.policy_validation import staged_folder
 from gateway.cli.admin_client import AdminClient, ask_gateway
 from gateway.cli.output import FAULT, GOOD, several, tell
 from gateway.cli.parser import Command

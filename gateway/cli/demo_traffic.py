@@ -14,16 +14,16 @@ import aiohttp
 import orjson
 
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.admin.policy_validation import staged_folder
+from gateway.admin.policy_manager import staged_folder
 from gateway.app import Gateway, running
 from gateway.cli.serve import following, settled
 from gateway.cli.signals import until_signalled
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartFailed
+from gateway.listening import allow_files
 from gateway.observability import json_logging
-from gateway.open_files import allow_files
-from gateway.tools.demo.models import start_demo_models
+from gateway.tools.demo.build import start_demo_models
 
 # Triton's own ports, beside the gRPC one that config.yaml names.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002

@@ -12,10 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.explain import Pair
-from gateway.admin.explain_pair import checked, explain_by, explain_offline
-from gateway.admin.explain_requests import PATH
-from gateway.admin.explanation import Explanation, explanation_of, request_of
+from gateway.admin.explain_pair import Pair, checked, explain_by, explain_offline
+from gateway.admin.explanation import PATH, Explanation, explanation_of, request_of
 from gateway.cache.model_factory import build_embedder
 from gateway.cli.admin_client import CommandFailed, Place, WrongUsage, connected, place_of
 from gateway.cli.output import FAULT, GOOD, tell, warn
@@ -32,8 +30,8 @@ from gateway.pipeline import Deployment, steps_of
 from gateway.routing.backend_choice import Deciding
 from gateway.routing.complexity import ComplexityModel, build_complexity
 from gateway.routing.latency_promises import Promises
+from gateway.routing.selection import Decision
 from gateway.routing.tier_learning import Escalations
-from gateway.routing.tier_selection import Decision
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
 

@@ -19,8 +19,8 @@ from gateway.cli.output import FAULT, tell
 from gateway.cli.parser import Command
 from gateway.cli.progress import Advance, counted
 from gateway.config import Config
+from gateway.config.fields import lite_file
 from gateway.config.load import load_config
-from gateway.config.urls import lite_file
 from gateway.errors import StartFailed, StoreUnavailable
 from gateway.listening import DataDirLock
 from gateway.ports import ResponseStore, VectorIndex

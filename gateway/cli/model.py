@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.cache.calibration import WEIGHTS
+from gateway.cache.verifiers import WEIGHTS
 from gateway.cli.output import tell
 from gateway.cli.parser import Command
 from gateway.cli.progress import steps
 from gateway.tools.embedding_model.fetch import fetch
-from gateway.tools.embedding_model.triton_entries import write_repository
+from gateway.tools.embedding_model.triton_repository import write_repository
 
 
 def register(command: Command) -> None:

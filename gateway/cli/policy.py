@@ -18,8 +18,7 @@ import orjson
 from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask_gateway
 from gateway.cli.output import FAULT, GOOD, say, tell, time_text, warn
 from gateway.cli.parser import Command
-from gateway.config.policy.diff import difference
-from gateway.config.policy.history import AUTHOR, COMMENT
+from gateway.config.policy.history import AUTHOR, COMMENT, difference
 from gateway.config.policy.load import LAST_FILE
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.adapters.system.gc_tuning import Collector, collected_briefly
-from gateway.admin.policy_manager import resume
-from gateway.admin.policy_validation import staged_folder
+from gateway.adapters.system.memory import Collector, collected_briefly
+from gateway.admin.policy_manager import resume, staged_folder
 from gateway.app import Gateway, running
 from gateway.cli.output import GOOD, warn
 from gateway.cli.parser import Command, add_addresses, with_addresses
@@ -24,9 +23,9 @@ from gateway.cli.workers import supervising
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.single_backend import upstream_config
+from gateway.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
-from gateway.open_files import allow_files
 from gateway.tasks import begun, cancelled
 from gateway.worker import Hired
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from gateway.adapters.onnx.model_files import ModelMissing
-from gateway.admin.policy_validation import staged, staged_folder
+from gateway.admin.policy_manager import staged, staged_folder
 from gateway.cache.model_factory import build_encoder
 from gateway.cli.output import tell
 from gateway.cli.parser import Command

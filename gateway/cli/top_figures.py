@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gateway.messages import Verdict
-from gateway.observability.quantiles import quantile_of
+from gateway.observability.metrics import quantile_of
 
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
 Report = Mapping[str, Any]

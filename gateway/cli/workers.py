@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.redis.valkey_supervisor import KeptValkey
+from gateway.adapters.redis.embedded_valkey import KeptValkey
 from gateway.adapters.system.child_process import death_signal_prefix
 from gateway.cli.output import FAULT, GOOD, tell
 from gateway.cli.parser import Command
@@ -32,12 +32,12 @@ from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartFailed
+from gateway.fleet_metrics import OwnFigures, figures_folder, fold
 from gateway.listening import DataDirLock, listening
 from gateway.observability.aggregation import packed
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import Pauses, held
 from gateway.worker import VARIABLE, Hired
-from gateway.worker_metrics import OwnFigures, figures_folder, fold
 
 LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024

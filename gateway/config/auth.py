@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.config.fields import EnvironmentName, KeyHash, Name, Text
+from gateway.config.fields import EnvironmentName, ExactUrl, HttpUrl, KeyHash, Name, Text
 from gateway.config.units import Duration, Size
-from gateway.config.urls import ExactUrl, HttpUrl
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 Algorithm = Annotated[

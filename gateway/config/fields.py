@@ -5,19 +5,113 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import show
 from gateway.config.schema_types import Form
+from gateway.config.store import target_of
 from gateway.config.validation import Problem, Section
 
+
+# URLs that a configuration may hold. Each parser returns the URL without the slash at its end, or raises
+# `ValueError` with the whole sentence.
+def http_url(value: object, example: str = "https://api.openai.com/v1", beside: str = "api_key_env") -> str:
+    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated: `beside` is the
+    key that they belong to."""
+    expected = f"expected a URL such as {example}"
+    url = _split(value)
+    if url is not None and "@" in url.netloc:
+        raise ValueError(f"credentials in a URL end up in logs, {expected} with {beside} beside it")
+    if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
+        raise ValueError(f"{expected}, got {show(value)}")
+    return url.geturl().rstrip("/")
+
+
+def receiver_url(value: object) -> str:
+    """The base URL of a receiver of OpenTelemetry's protocol over HTTP."""
+    return http_url(value, "http://127.0.0.1:4318", "headers_env")
+
+
+def grpc_url(value: object) -> str:
+    """The address of a Triton server."""
+    url = _split(value)
+    if url is not None and url.scheme in ("grpc", "grpcs") and url.port and "@" not in url.netloc:
+        rest = url.path.strip("/") or url.query or url.fragment
+        if not rest:
+            return url.geturl().rstrip("/")
+    raise ValueError(f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got {show(value)}")
+
+
+def store_url(value: object) -> str:
+    """`embedded`, or where an outside store is (`gateway.config.store`)."""
+    target_of(value)
+    return str(value)
+
+
+def lite_file(url: str) -> bool:
+    """Whether an index' URL names a file of Milvus Lite, and no server."""
+    return url.endswith(".db") and "://" not in url
+
+
+def index_url(value: object) -> str:
+    """A Milvus server, or the name of a Milvus Lite file."""
+    if isinstance(value, str) and value.isprintable() and lite_file(value):
+        return value
+    return http_url(value, "http://127.0.0.1:19530 or a file such as milvus.db", "token_env")
+
+
+def _split(value: object) -> SplitResult | None:
+    """The parts of a URL with a host; None for what is no such URL."""
+    # urlsplit drops line breaks silently: what was checked would not be what is used.
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or " " in value:
+        return None
+    try:
+        url = urlsplit(value)
+        return url if url.hostname and url.port != 0 else None
+    except ValueError:  # a port out of range, an unclosed bracket
+        return None
+
+
+def exact_url(value: object) -> str:
+    """The same to the last slash: what others compare with."""
+    http_url(value)
+    return str(value)
+
+
+_HTTP = WithJsonSchema(Form(r"[Hh][Tt][Tt][Pp][Ss]?://.+", "a URL such as https://api.openai.com/v1").schema)
+
+_GRPC = WithJsonSchema(Form(r"[Gg][Rr][Pp][Cc][Ss]?://.+", "grpc://HOST:PORT or grpcs://HOST:PORT").schema)
+
+_INDEX = WithJsonSchema(
+    Form(
+        r"([Hh][Tt][Tt][Pp][Ss]?://[^@/]+(/.*)?|.+\.db)", "a URL such as http://127.0.0.1:19530, or a file *.db"
+    ).schema
+)
+
+HttpUrl = Annotated[str, BeforeValidator(http_url), _HTTP]
+
+ReceiverUrl = Annotated[str, BeforeValidator(receiver_url), _HTTP]
+
+ExactUrl = Annotated[str, BeforeValidator(exact_url), _HTTP]
+
+GrpcUrl = Annotated[str, BeforeValidator(grpc_url), _GRPC]
+
+StoreUrl = Annotated[str, BeforeValidator(store_url)]
+
+IndexUrl = Annotated[str, BeforeValidator(index_url), _INDEX]
+
+# Scalars that several sections of the configuration use. Each parser raises `ValueError` with the sentence.
 _NAME = Form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-', at most 64")
+
 _ENVIRONMENT_NAME = Form(
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "the name of an environment variable such as OPENAI_API_KEY, not the secret itself",
 )
+
 _DEVICE = Form(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
+
 _KEY_HASH = Form(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
 
 
@@ -101,10 +195,17 @@ def parse_version(value: object) -> int:
 
 
 IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]
+
 Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema(_NAME.schema)]
+
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
+
 File = Annotated[Path, BeforeValidator(parse_file, json_schema_input_type=str)]
+
 EnvironmentName = Annotated[str, BeforeValidator(parse_environment_name), WithJsonSchema(_ENVIRONMENT_NAME.schema)]
+
 KeyHash = Annotated[str, BeforeValidator(parse_key_hash), WithJsonSchema(_KEY_HASH.schema)]
+
 Version = Annotated[int, BeforeValidator(parse_version), WithJsonSchema({"const": 1})]
+
 Text = Annotated[str, Field(min_length=1, max_length=512)]

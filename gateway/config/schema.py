@@ -7,19 +7,145 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gateway.config.auth import Audit, Auth
 from gateway.config.backends import BackendConfig
-from gateway.config.fields import EnvironmentName, File, Folder, IndexDevice, Name, Text, Version, beside_triton
-from gateway.config.jobs import Jobs
+from gateway.config.fields import (
+    EnvironmentName,
+    File,
+    Folder,
+    GrpcUrl,
+    IndexDevice,
+    IndexUrl,
+    Name,
+    ReceiverUrl,
+    Text,
+    Version,
+    beside_triton,
+    lite_file,
+    switched,
+)
 from gateway.config.store import Store
-from gateway.config.telemetry import Telemetry
-from gateway.config.traffic import Traffic
-from gateway.config.units import Address, Duration, DurationOrOff, Listen, PositiveDuration, Size, parse_address
-from gateway.config.urls import GrpcUrl, IndexUrl, lite_file
+from gateway.config.units import (
+    Address,
+    Duration,
+    DurationOrOff,
+    Listen,
+    PositiveDuration,
+    Share,
+    Size,
+    Switch,
+    parse_address,
+)
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
-from gateway.config.verifier import Verifier
+from gateway.messages import Verdict
+
+
+# Asynchronous inference: what `jobs` of `config.yaml` may say.
+class Jobs(Section):
+    """Requests that are accepted now and answered later."""
+
+    enabled: Switch = True
+    workers: Annotated[int, Field(ge=0, le=10_000)] = 16  # in flight at once, of this gateway; 0: it accepts alone
+    max_queued: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000  # queued and running, of all gateways on the store
+    max_queued_per_tenant: Annotated[int, Field(ge=1, le=10_000_000)] = 2_500
+    max_body: Size = 2**20  # of a job's request
+    max_bytes: Size = 256 * 2**20  # of the requests of all jobs that are not over
+    max_result: Size = 4 * 2**20  # of an answer
+    result_ttl: PositiveDuration = 86_400.0
+    dead_ttl: PositiveDuration = 604_800.0  # how long a job that could not be answered is kept for an operator
+    max_age: PositiveDuration = 86_400.0  # a job that is not over by then has failed
+    visibility: PositiveDuration = 30.0  # a worker that was not heard of for so long has lost its jobs
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    fsync: Switch = False  # 202 only once the job is on the store's disk
+    key_env: EnvironmentName | None = None  # what clients' credentials are sealed with while their jobs wait
+    webhook_secret_env: EnvironmentName | None = None
+    webhook_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # may be private, and plain http
+    webhook_attempts: Annotated[int, Field(ge=1, le=100)] = 8
+    batches: Switch = False  # /v1/files and /v1/batches are the gateway's own; off: they pass through
+    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 10_000  # requests of one
+    file_ttl: PositiveDuration = 604_800.0
+
+
+# Traces and the access log: what `telemetry` of `config.yaml` may say.
+CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
+
+
+class Traces(Section):
+    """Spans in OpenTelemetry's protocol (OTLP over HTTP, protobuf)."""
+
+    endpoint: ReceiverUrl | None = None  # of the receiver; None: no traces
+    headers_env: EnvironmentName | None = None  # the variable with what the receiver wants to be shown
+    sample: Share = 1.0  # of the traces that begin here
+    slow: DurationOrOff = 30.0  # from here on a request is exported whatever was drawn
+    max_queued: Annotated[int, Field(ge=256, le=1_000_000)] = 8192  # spans that wait to be sent
+    timeout: PositiveDuration = 5.0  # of sending a batch of them, with all attempts
+    service_name: Text = "nearhit"
+
+
+class AccessLog(Section):
+    """A line for each request."""
+
+    sample: Mapping[str, Share] = Field(default={})  # by verdict, or class of status such as 4xx; else all
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        sample = given.get("sample")
+        known = (*(verdict.value for verdict in Verdict), *CLASSES)
+        for word in sample if isinstance(sample, dict) else ():
+            if word not in known:
+                yield Problem("sample", f"{str(word)[:64]!r} is no verdict, expected one of {', '.join(known)}")
+
+
+class Telemetry(Section):
+    """What is told of requests beside the metrics."""
+
+    traces: Traces = Field(default_factory=Traces)
+    access_log: AccessLog = Field(default_factory=AccessLog)
+
+
+# The traffic log: what `traffic` of `config.yaml` may say. Which routes are recorded, their policy says.
+class Traffic(Section):
+    """Bounds of what routes with `record` leave under `data_dir/traffic`."""
+
+    max_size: Size = 2**30  # of all segments; the oldest are removed
+    max_age: PositiveDuration = 7 * 86_400.0  # of a segment's last request
+    segment_size: Size = 16 * 2**20  # beyond which the next segment is begun
+    segment_age: PositiveDuration = 3_600.0  # likewise
+    flush: PositiveDuration = 1.0  # how often what was recorded is written: as much is lost with the process
+    max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000  # requests that wait for it; more are dropped
+    simulate_timeout: PositiveDuration = 120.0  # of `POST /admin/simulate`
+
+
+# The section `verifier`.
+class CrossEncoder(Section):
+    """Where the closer look is taken."""
+
+    adapter: Annotated[Literal["onnx", "triton"], one_of("onnx", "triton")] = "onnx"
+    url: GrpcUrl | None = None  # triton: the server
+    model: Text = "cross_encoder"  # triton: its name there
+    timeout: PositiveDuration = 0.25  # triton: of one pair
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        return beside_triton(given, ("url", "model", "timeout"))
+
+
+_cross_encoder = switched(CrossEncoder, "{adapter: triton, url: grpc://127.0.0.1:8001}")
+
+
+class Verifier(Section):
+    """What decides whether a neighbour's answer may be served."""
+
+    adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
+    # A closer look at what lies near the threshold; learned. None: off.
+    cross_encoder: Annotated[
+        CrossEncoder | None, BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoder | str | bool | None)
+    ] = CrossEncoder()
+
+
+# What `config.yaml` may say. Field names are the keys of the file; durations are seconds, sizes bytes.
 
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)

@@ -5,22 +5,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from gateway.dialects.anthropic_errors import sentence_of
-from gateway.dialects.anthropic_merge import DONE, assembled
-from gateway.dialects.anthropic_pieces import events_of
-from gateway.dialects.named_events import named, written
 from gateway.dialects.openai_answers import reading
+from gateway.dialects.sse import named, written
+from gateway.dialects.turns import pieces_of
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event, Inspection, Token
 
+# A whole Anthropic message taken apart into the events of a stream. Pure.
+
+# What only the end of a stream tells: in the delta of `message_delta`, and beside it. Readers take it from there.
+LATE = ("stop_reason", "stop_sequence", "stop_details", "container")
+
+LATE_BESIDE = ("context_management",)
+
+
+def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each with its `type`, which is its name too. Raises what reading a malformed answer raises."""
+    late = {key: None for key in LATE + LATE_BESIDE if key in message}
+    usage = message.get("usage")
+    written = usage.get("output_tokens") if isinstance(usage, dict) else 0  # a reader relies on a count at the end
+    begun = {"usage": {**usage, "output_tokens": 0}} if isinstance(usage, dict) and type(written) is int else {}
+    yield {"type": "message_start", "message": {**message, **late, **begun, "content": []}}
+    for index, block in enumerate(message["content"]):
+        start, deltas = _parts(block)
+        yield {"type": "content_block_start", "index": index, "content_block": start}
+        for delta in deltas:
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    end: dict[str, Any] = {"type": "message_delta", "delta": {key: message[key] for key in LATE if key in message}}
+    end |= {key: message[key] for key in LATE_BESIDE if key in message}
+    end["usage"] = {"output_tokens": written} if type(written) is int else {}
+    yield end
+    yield {"type": "message_stop"}
+
+
+def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """-> (how the block starts, its deltas). What no delta is known for comes whole with the start."""
+    start, kind, deltas = dict(block), block["type"], list[dict[str, Any]]()
+    if kind == "text" and isinstance(block.get("text"), str):
+        start["text"] = ""
+        deltas += [{"type": "text_delta", "text": piece} for piece in pieces_of(block["text"])]
+        if isinstance(block.get("citations"), list):
+            start["citations"] = []
+            deltas += [{"type": "citations_delta", "citation": citation} for citation in block["citations"]]
+    elif kind == "thinking" and isinstance(block.get("thinking"), str):
+        start["thinking"] = ""
+        deltas += [{"type": "thinking_delta", "thinking": piece} for piece in pieces_of(block["thinking"])]
+        if isinstance(block.get("signature"), str):
+            start["signature"] = ""
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+    elif isinstance(kind, str) and kind.endswith("tool_use") and isinstance(block.get("input"), dict):
+        start["input"] = {}
+        pieces = pieces_of(orjson.dumps(block["input"]).decode()) if block["input"] else [""]
+        deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+    return start, deltas
+
+
+# The events of an Anthropic stream put together: what the same request without `stream` gets. Pure.
+#
+# `message_start` holds the message without its content, each block of the content comes as a start, deltas and a stop,
+# `message_delta` and `message_stop` complete the message. What a delta of an unknown kind says follows a rule:
+# texts are joined, lists too, everything else is replaced.
+# https://platform.claude.com/docs/en/build-with-claude/streaming
+
+DONE = b"[DONE]"  # some servers end with it, as OpenAI's streams do
+
+# Delta -> the field of its block that it continues. What else stands in such a delta is about the delta (an estimate of
+# its tokens, say): clients send blocks back in the next turn, and Anthropic refuses fields that it does not know.
+CONTINUED = {"text_delta": "text", "thinking_delta": "thinking"}
+
+
+def assembled(payload: Iterable[bytes]) -> dict[str, Any]:
+    """Of the data of all events; an `error` among them is the answer. Raises what reading a malformed answer raises:
+    `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
+    message: dict[str, Any] = {}
+    blocks: dict[int, _Block] = {}
+    for data in payload:
+        event = {} if data == DONE else orjson.loads(data)
+        kind = event.pop("type", None)
+        if kind == "error":
+            return {"type": "error", **event}
+        if kind == "message_start":
+            if message or event["message"].get("content"):
+                raise ValueError("a stream that starts twice, or in the middle")
+            message = event["message"]
+        elif kind == "content_block_start":
+            if event["index"] in blocks:
+                raise ValueError("two blocks of one index")
+            blocks[event["index"]] = _Block(event["content_block"])
+        elif kind == "content_block_delta":
+            blocks[event["index"]].add(event["delta"])
+        elif kind in ("message_delta", "message_stop"):
+            _complete(message, event)
+    if "role" not in message:
+        raise ValueError("a stream without a message")
+    return {**message, "content": [blocks[index].finished() for index in sorted(blocks)]}
+
+
+class _Block:
+    """A block of the content as far as it has come."""
+
+    def __init__(self, start: dict[str, Any]) -> None:
+        self._fields = start
+        self._input: list[str] = []
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        fields, kind = self._fields, delta["type"]
+        if kind in CONTINUED:
+            key = CONTINUED[kind]
+            fields[key] = (fields.get(key) or "") + delta[key]
+        elif kind == "input_json_delta":
+            self._input.append(delta["partial_json"])
+        elif kind == "signature_delta":
+            fields["signature"] = delta["signature"]
+        elif kind == "citations_delta":
+            fields["citations"] = [*(fields.get("citations") or ()), delta["citation"]]
+        else:
+            for key, value in delta.items():
+                if key != "type":
+                    fields[key] = _joined(fields.get(key), value)
+
+    def finished(self) -> dict[str, Any]:
+        text = "".join(self._input)
+        return {**self._fields, "input": orjson.loads(text)} if text else self._fields
+
+
+def _joined(before: Any, value: Any) -> Any:
+    same = isinstance(before, str | list) and type(before) is type(value)
+    return before + value if same else value
+
+
+def _complete(message: dict[str, Any], event: Mapping[str, Any]) -> None:
+    """What is said of the message; counts of tokens are totals, not additions, and nothing is taken back."""
+    for key, value in event.items():
+        if key == "delta":
+            _replace(message, value)
+        elif key == "usage" and isinstance(message.get("usage"), dict):
+            _replace(message["usage"], value)
+        else:
+            _replace(message, {key: value})
+
+
+def _replace(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if value is not None or key not in fields:
+            fields[key] = value
+
+
+# Anthropic messages: judged, taken apart into events, put together from events, made from plain text. Pure.
+#
+# `payload` is the data of a stream's events in order, or one element: a whole body.
 MESSAGES = "messages"
+
 FINISHED = ("end_turn", "stop_sequence")
+
 PREFIX = "msg_"
+
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 

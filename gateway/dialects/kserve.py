@@ -6,13 +6,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from gateway.dialects.json_body import parse_numbers, written
 from gateway.dialects.kserve_message import (
+    Answer,
     Inference,
     answer_for,
     pack,
@@ -21,18 +22,89 @@ from gateway.dialects.kserve_message import (
     unpack,
     write_inference,
 )
-from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, to_json
+from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, packed, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Formed, Inspection, Outgoing, TextAnswer, Token
 
+
+# Inference requests of equal form as one, along the first dimension, and the answer taken apart again. Pure.
+def rows_of(call: Call) -> int | None:
+    """How many rows a call has; None where it cannot be one with others: a stream, a sequence, tensors that lie
+    elsewhere or do not have the same first dimension."""
+    if call.operation != "infer" or call.stream or call.uncached is not None:
+        return None
+    inference: Inference = call.body["inference"]
+    rows = {tensor.shape[0] if tensor.shape and tensor.data is not None else 0 for tensor in inference.inputs}
+    return next(iter(rows)) if len(rows) == 1 and 0 not in rows else None
+
+
+def form_of(call: Call) -> bytes:
+    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `rows_of` is not None."""
+    inference: Inference = call.body["inference"]
+    inputs = [
+        [t.name, t.datatype, list(t.shape[1:]), dict(t.parameters), t.binary]
+        for t in sorted(inference.inputs, key=lambda tensor: tensor.name)
+    ]
+    outputs = inference.outputs and [[w.name, dict(w.parameters), w.binary] for w in inference.outputs]
+    return written([call.model, dict(inference.parameters), inputs, outputs, inference.binary], canonical=True)
+
+
+def joined(calls: Sequence[Call]) -> Call:
+    """One call for several of one form."""
+    inferences: list[Inference] = [call.body["inference"] for call in calls]
+    named = [{tensor.name: tensor for tensor in inference.inputs} for inference in inferences]
+    inputs = []
+    for first in inferences[0].inputs:
+        parts = [each[first.name] for each in named]
+        rows = sum(part.shape[0] for part in parts)
+        inputs.append(replace(first, shape=(rows, *first.shape[1:]), data=b"".join(part.data or b"" for part in parts)))
+    return replace(calls[0], body={"inference": replace(inferences[0], id="", inputs=tuple(inputs))})
+
+
+def divided(data: bytes, rows: Sequence[int]) -> list[bytes]:
+    """A packed answer to `joined` calls -> one for each, `rows` of them in order. Raises `Malformed` where an output
+    has not a row for each."""
+    answer = unpack(data)
+    total = sum(rows)
+    for tensor in answer.outputs:
+        if not tensor.shape or tensor.shape[0] != total or tensor.data is None:
+            raise Malformed(f"the output {tensor.name[:100]!r} has not a row for each of {total}")
+    parts = [_parts(tensor, rows) for tensor in answer.outputs]
+    return [pack(Answer(answer.head, tuple(each[at] for each in parts))) for at in range(len(rows))]
+
+
+def _parts(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    data, parts, at = tensor.data or b"", [], 0
+    items = list(elements(data)) if tensor.datatype == "BYTES" else None
+    total = tensor.shape[0]
+    for count in rows:
+        if items is None:
+            size = len(data) // total
+            part = data[at * size : (at + count) * size]
+        else:
+            size = len(items) // total
+            part = packed(items[at * size : (at + count) * size])
+        at += count
+        parts.append(replace(tensor, shape=(count, *tensor.shape[1:]), data=part))
+    return parts
+
+
+# The Open Inference Protocol over HTTP, KServe's version 2, with Triton's extensions: inference on tensors, and text
+# in and out (https://github.com/kserve/open-inference-protocol; Triton's extension_binary_data, extension_generate).
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
+
 ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
+
 # Of a request whose client takes several answers, by gRPC; no header over HTTP can have this name.
 STREAM = ":stream"
+
 JSON_LENGTH = "Inference-Header-Content-Length"
+
 OCTETS, JSON = ("Content-Type", "application/octet-stream"), ("Content-Type", "application/json")
+
 TEXT_INPUT, TEXT_OUTPUT, MAX_TOKENS = "text_input", "text_output", "max_tokens"  # as Triton's LLM backends say
+
 MAX_QUESTION = 64 * 1024  # bytes; no embedding model reads as much
 
 

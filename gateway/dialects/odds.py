@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.dialects.openai_answers import reading
-from gateway.dialects.openai_merge import CHAT, DONE, assembled
+from gateway.dialects.openai_answers import CHAT, DONE, assembled, reading
 from gateway.errors import Malformed
 from gateway.messages import Call
 

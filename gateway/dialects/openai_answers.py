@@ -14,12 +14,212 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.dialects.openai_merge import CHAT, DONE, assembled
-from gateway.dialects.openai_pieces import STREAMED, chunks_of
+from gateway.dialects.turns import pieces_of
 from gateway.errors import Malformed
 from gateway.messages import Admission, Event, Inspection, Token
 
+# The chunks of an OpenAI stream put together: what the same request without `stream` gets. Pure.
+#
+# Servers add fields at every level, and say the same thing once, in every chunk, or a piece at a time. What kind a field
+# is shows where it stands: what a model says (`delta`, `text`) comes in pieces that are joined; what is said about it
+# (the chunk, the choice) is repeated or completed, and an empty value never takes back what was said before, as in the
+# chunks that some servers send around an answer for what their filters found.
+
+DONE = b"[DONE]"
+
+CHAT = "chat.completions"
+
+WHOLE = {CHAT: "chat.completion", "completions": "text_completion"}
+
+REPLACED = frozenset({"role", "id", "type", "format"})  # texts of a delta that a later one repeats, not continues
+
+
+def assembled(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
+    """Of the data of all events. Fields that the protocol requires and no chunk has are null, or empty. Raises what
+    reading a malformed answer raises: `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
+    body: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for data in payload:
+        if data == DONE:
+            continue
+        chunk = orjson.loads(data)
+        for choice in chunk.pop("choices", None) or ():
+            _add(operation, choices.setdefault(choice.get("index") or 0, {}), choice)
+        _unite(body, chunk)
+    body["object"] = WHOLE[operation]
+    body["choices"] = [_finished(operation, index, choices[index]) for index in sorted(choices)]
+    return body
+
+
+def _add(operation: str, merged: dict[str, Any], choice: dict[str, Any]) -> None:
+    if operation == CHAT:
+        if delta := choice.pop("delta", None):
+            merge_delta(merged.setdefault("delta", {}), delta)
+    elif "text" in choice:
+        merged["text"] = merged.get("text", "") + (choice.pop("text") or "")
+    _unite(merged, choice, grow=True)
+
+
+def _finished(operation: str, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+    choice = {"index": index, "logprobs": None, "finish_reason": None, **choice}
+    if operation != CHAT:
+        if "text" not in choice:
+            raise ValueError("a choice without a text")
+        return choice
+    if "message" in choice:
+        raise ValueError("a chunk with a whole message")
+    delta = choice.pop("delta", {})
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            call.pop("index", None)  # the place in the list says it
+    choice["message"] = {"role": "assistant", "content": None, **delta}
+    return choice
+
+
+def _unite(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = False) -> None:
+    """The last value that says something counts; objects are united; with `grow`, lists are joined."""
+    for key, value in given.items():
+        before = merged.get(key)
+        if before is None or (value and isinstance(value, str)):
+            merged[key] = value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            _unite(before, value, grow=grow and key == "logprobs")
+        elif grow and isinstance(before, list) and isinstance(value, list):
+            before.extend(value)
+        elif not (value is None or value in ("", [], {}) or (key == "created" and value == 0)):
+            merged[key] = value
+
+
+def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Adds one delta to what came before it: text is appended, lists are joined (by `index` where their elements
+    have one), objects are merged, everything else is replaced. Unknown fields follow the same rule."""
+    for key, value in delta.items():
+        before = merged.get(key)
+        if before is None or value is None:
+            merged[key] = before if value is None else value
+        elif isinstance(before, str) and isinstance(value, str):
+            merged[key] = (value or before) if key in REPLACED else before + value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            sound = before.get("data") if key == "audio" else None
+            merge_delta(before, value)
+            if isinstance(sound, str) and sound.endswith("=") and isinstance(more := value.get("data"), str):
+                before["data"] = _joined_base64(sound, more)
+        elif isinstance(before, list) and isinstance(value, list):
+            _merge_list(before, value)
+        else:
+            merged[key] = value
+
+
+def _joined_base64(before: str, more: str) -> str:
+    """Each piece of a sound is encoded by itself: its padding may stand nowhere but at the end."""
+    return b64.b64encode(b64.b64decode(before) + b64.b64decode(more)).decode()
+
+
+def _merge_list(before: list[Any], value: list[Any]) -> None:
+    for element in value:
+        index = element.get("index") if isinstance(element, dict) else None
+        same = None if index is None else next((e for e in before if _index(e) == index), None)
+        if same is None:
+            before.append(element)
+        else:
+            merge_delta(same, element)
+
+
+def _index(element: Any) -> Any:
+    return element.get("index") if isinstance(element, dict) else None
+
+
+# A whole OpenAI answer taken apart into the chunks of a stream. Pure.
+STREAMED = {CHAT: "chat.completion.chunk", "completions": "text_completion"}
+
+REPEATED = ("id", "object", "created", "model", "system_fingerprint", "service_tier")  # in every chunk; others once
+
+
+def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The last one carries the usage, where there is any. Raises what reading a malformed answer raises."""
+    head = {key: body[key] for key in REPEATED if key in body} | {"object": STREAMED[operation]}
+    usage = body.get("usage")
+    once = {
+        key: value
+        for key, value in body.items()
+        if key not in head and key != "choices" and not (key == "usage" and usage is not None)
+    }
+    choices = body["choices"]
+    parts = _chat_parts if operation == CHAT else _text_parts
+    for index, choice in zip(_indices(choices), choices, strict=True):
+        for part in parts(index, choice):
+            yield {**head, **once, "choices": [part]}
+            once = {}
+    if once:
+        yield {**head, **once, "choices": []}
+    if usage is not None:
+        yield {**head, "choices": [], "usage": usage}
+
+
+def _indices(choices: list[dict[str, Any]]) -> list[int]:
+    """The choices' own numbers; their places where these do not tell them apart."""
+    own = [choice.get("index") for choice in choices]
+    numbers = [index for index in own if type(index) is int]
+    return numbers if len(set(numbers)) == len(own) else list(range(len(own)))
+
+
+def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Role first, then every text field in pieces, then what is no text in one piece, then the finish."""
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise TypeError("a choice without a message")
+
+    def part(delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    said = {key: value for key, value in message.items() if key != "role"}
+    empty = {key: value for key, value in said.items() if value is None or value in ("", [])}
+    begun = {"content": ""} if isinstance(message.get("content"), str) else {}
+    yield part({"role": message.get("role") or "assistant", **begun, **empty})
+    # Models think before they speak, and speak before they act: other text fields (reasoning, refusal) go first.
+    order = {"content": 1, "tool_calls": 2, "function_call": 2}
+    for key in sorted((key for key in said if key not in empty), key=lambda key: order.get(key, 0)):
+        value = said[key]
+        if isinstance(value, str) and key not in REPLACED:
+            yield from (part({key: piece}) for piece in pieces_of(value))
+        elif key == "tool_calls" and isinstance(value, list) and all(isinstance(call, dict) for call in value):
+            for place, call in enumerate(value):
+                for delta in _function_parts(call, "function", {"index": place}):
+                    yield part({"tool_calls": [delta]})
+        elif key == "function_call" and isinstance(value, dict):
+            yield from (part(delta) for delta in _function_parts({key: value}, key, {}))
+        else:
+            yield part({key: value})
+    if choice.get("logprobs") is not None:
+        yield {**part({}), "logprobs": choice["logprobs"]}
+    # `delta` would be read as what the model said.
+    rest = {key: value for key, value in choice.items() if key not in ("index", "message", "logprobs", "delta")}
+    yield {**part({}), **rest}
+
+
+def _function_parts(call: Mapping[str, Any], key: str, framing: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A call with its name first, then its arguments in pieces."""
+    function = call.get(key)
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str):
+        yield {**call, **framing}
+        return
+    yield {**call, **framing, key: {**function, "arguments": ""}}
+    yield from ({**framing, key: {"arguments": piece}} for piece in pieces_of(arguments))
+
+
+def _text_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    empty = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+    yield from ({**empty, "text": piece} for piece in pieces_of(choice.get("text") or ""))
+    yield {**empty, **{key: value for key, value in choice.items() if key not in ("index", "text")}}
+
+
+# OpenAI answers: judged, taken apart into chunks, put together from chunks, made from plain text. Pure.
+#
+# `payload` is the data of a stream's events in order, `[DONE]` included, or one element: a whole body.
 FINISHED_BY_A_CALL = ("tool_calls", "function_call", "stop")
+
 PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
 
 

@@ -15,8 +15,7 @@ import orjson
 
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
-from gateway.dialects.openai_responses_events import events_of
-from gateway.dialects.openai_responses_text import ResponsesTextAnswer
+from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest, Malformed
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer

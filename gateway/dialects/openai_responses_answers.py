@@ -6,20 +6,230 @@ the whole response, so that nothing has to be put together from deltas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from gateway.dialects.openai_answers import reading
-from gateway.dialects.openai_merge import DONE
+from gateway.dialects.openai_answers import DONE, reading
+from gateway.dialects.sse import written
+from gateway.dialects.turns import pieces_of
 from gateway.errors import Malformed
-from gateway.messages import Admission, Inspection
+from gateway.messages import Admission, Event, Inspection, Token
 
+# A whole response taken apart into the typed events of a stream. Pure.
+#
+# https://developers.openai.com/api/reference/resources/responses/streaming-events
+ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
+
+LATE = ("usage", "completed_at", "error", "incomplete_details")  # what only the end tells
+
+# Item -> (its field that comes in pieces, the name of the events that say it).
+SAID_IN_PIECES = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+    "mcp_call": ("arguments", "response.mcp_call_arguments"),
+    "code_interpreter_call": ("code", "response.code_interpreter_call_code"),
+}
+
+# Item -> what a call of a tool that the server runs goes through before and after that field.
+PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "web_search_call": (("in_progress", "searching"), ("completed",)),
+    "file_search_call": (("in_progress", "searching"), ("completed",)),
+    "image_generation_call": (("in_progress", "generating"), ("completed",)),
+    "code_interpreter_call": (("in_progress",), ("interpreting", "completed")),
+    "mcp_call": (("in_progress",), ("completed",)),
+    "mcp_list_tools": (("in_progress",), ("completed",)),
+}
+
+# Part -> (its field that comes in pieces, the name of the events that say it).
+PARTS = {
+    "output_text": ("text", "response.output_text"),
+    "refusal": ("refusal", "response.refusal"),
+    "reasoning_text": ("text", "response.reasoning_text"),
+}
+
+
+def events_of(whole: bytes) -> tuple[Event, ...]:
+    """The last one carries all of `whole`. Raises `Malformed`."""
+    with reading():
+        body = orjson.loads(whole)
+        if isinstance(body.get("error"), dict) and "output" not in body:
+            raise Malformed(f"the answer is an error: {str(body['error'].get('message'))[:300]}")
+        said = enumerate(_events(body))
+        return tuple(written({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
+
+
+def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    end = ENDS.get(body.get("status", "completed"))
+    if end is None:
+        raise Malformed(f"the answer is not finished: its status is {str(body['status'])[:40]!r}")
+    begun = {**body, "output": [], **{key: None for key in LATE if key in body}}
+    if "status" in body:
+        begun["status"] = "in_progress"
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(body["output"]):
+        yield from _item(index, item)
+    yield {"type": end, "response": body}
+
+
+def _item(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    kind, placed = item["type"], {"item_id": item.get("id"), "output_index": index}
+    opened, inner = dict(item), list[dict[str, Any]]()
+    if "status" in item:
+        opened["status"] = "in_progress"
+    for key, event in (("summary", _summary), ("content", _content)):
+        if kind in ("message", "reasoning") and isinstance(item.get(key), list):
+            opened[key] = []
+            inner += [each for place, part in enumerate(item[key]) for each in event(place, part)]
+    before, after = PHASES.get(kind, ((), ()))
+    if kind == "mcp_call" and item.get("error") is not None:
+        after = ("failed",)
+    inner += [{"type": f"response.{kind}.{phase}"} for phase in before]
+    if kind in SAID_IN_PIECES:
+        key, name = SAID_IN_PIECES[kind]
+        if isinstance(item.get(key), str):
+            opened[key] = ""
+            inner += _pieces(name, key, item[key])
+    inner += [{"type": f"response.{kind}.{phase}"} for phase in after]
+    yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+    yield from ({**event, **placed} for event in inner)
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _pieces(name: str, key: str, text: str) -> list[dict[str, Any]]:
+    deltas = [{"type": f"{name}.delta", "delta": piece} for piece in pieces_of(text)]
+    return [*deltas, {"type": f"{name}.done", key: text}]
+
+
+def _summary(place: int, part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    name, placed = "response.reasoning_summary", {"summary_index": place}
+    whole = isinstance(part.get("text"), str)
+    yield {"type": f"{name}_part.added", **placed, "part": {**part, "text": ""} if whole else part}
+    if whole:
+        yield from ({**event, **placed} for event in _pieces(f"{name}_text", "text", part["text"]))
+    yield {"type": f"{name}_part.done", **placed, "part": part}
+
+
+def _content(place: int, part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part of a message or of thoughts; of an unknown type it comes whole."""
+    placed, opened, inner = {"content_index": place}, dict(part), list[dict[str, Any]]()
+    key, name = PARTS.get(part["type"], ("", ""))
+    if isinstance(part.get(key), str):
+        opened[key] = ""
+        *deltas, done = _pieces(name, key, part[key])
+        if part["type"] == "output_text":
+            deltas, done = _with_logprobs(part, deltas, done)
+            opened |= {each: [] for each in ("annotations", "logprobs") if isinstance(part.get(each), list)}
+            deltas += [
+                {"type": f"{name}.annotation.added", "annotation_index": i, "annotation": annotation}
+                for i, annotation in enumerate(part.get("annotations") or ())
+            ]
+        inner = [*deltas, done]
+    yield {"type": "response.content_part.added", **placed, "part": opened}
+    yield from ({**event, **placed} for event in inner)
+    yield {"type": "response.content_part.done", **placed, "part": part}
+
+
+def _with_logprobs(
+    part: Mapping[str, Any], deltas: list[dict[str, Any]], done: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Token by token where the tokens are told, and are the text; clients rely on a list in any case."""
+    told = part.get("logprobs")
+    tokens = [each.get("token") for each in told] if isinstance(told, list) else []
+    if tokens and all(isinstance(token, str) for token in tokens) and "".join(tokens) == part["text"]:
+        kind = f"{PARTS['output_text'][1]}.delta"
+        each = [{"type": kind, "delta": t, "logprobs": [lp]} for t, lp in zip(tokens, told or (), strict=True)]
+        return each, {**done, "logprobs": told}
+    return [{**delta, "logprobs": []} for delta in deltas], {**done, "logprobs": told or []}
+
+
+# Plain text as the typed events of a response, for backends that know nothing but text. Pure.
+
+# What a response repeats of its request, and what it says where the request said nothing.
+REPEATED: dict[str, Any] = {
+    "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": None, "user": None,
+}  # fmt: skip
+
+
+class ResponsesTextAnswer:
+    """One message of one text. Such a response is stored nowhere, and says so. Remembers what it has said: each answer
+    takes its own."""
+
+    def __init__(self, body: Mapping[str, Any], answer_id: str, created: int, model: str) -> None:
+        given = {key: default if body.get(key) is None else body[key] for key, default in REPEATED.items()}
+        head = {"id": answer_id, "object": "response", "created_at": created, "model": model}
+        self._response = {**head, **given, "previous_response_id": None, "background": False, "store": False}
+        self._created = created
+        self._item_id = "msg_" + answer_id.removeprefix("resp_")
+        self._said: list[str] = []
+        self._at = 0
+
+    def start(self) -> Sequence[Event]:
+        begun = self._as("in_progress", [], None)
+        return [
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+            self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
+            self._event("response.content_part.added", **self._place(), part=_part("")),
+        ]
+
+    def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
+        self._said.append(text)
+        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+
+    def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
+        text, status = "".join(self._said), "incomplete" if reason == "length" else "completed"
+        item = self._item(status, [_part(text)])
+        usage = {
+            "input_tokens": input_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": input_tokens + output_tokens,
+        }
+        return [
+            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
+            self._event("response.content_part.done", **self._place(), part=_part(text)),
+            self._event("response.output_item.done", output_index=0, item=item),
+            self._event(f"response.{status}", response=self._as(status, [item], usage)),
+        ]
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = written({"type": kind, "sequence_number": self._at, **fields})
+        self._at += 1
+        return event
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    def _item(self, status: str, content: list[Any]) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _as(self, status: str, output: list[Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        ended = {"completed_at": self._created} if status == "completed" else {}
+        state = {"status": status, "error": None, "incomplete_details": details, **ended}
+        return {**self._response, **state, "output": output, "usage": usage}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+# OpenAI's responses: judged, put together from their events, put under another id. Pure.
+#
+# `payload` is the data of a stream's events in order, or one element: a whole body. The event that ends a stream carries
+# the whole response, so that nothing has to be put together from deltas.
 PREFIX = "resp_"
+
 ENDINGS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
 # Who asks and bookkeeping: it does not decide the answer, and the answer repeats it.
 ECHOED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+
 SAID = frozenset({"message", "reasoning"})  # items that are the model's own words; all others are of tools
 
 

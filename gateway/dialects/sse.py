@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
 from gateway.errors import StreamBroken
 from gateway.messages import LF, Event
 
+# Server-sent events off the wire (WHATWG HTML, section 9.2.6), incrementally. Pure.
 MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event is some hundred kB
+
 CR = 13  # a number, as `LF` is
 
 
@@ -55,3 +63,25 @@ def _event(block: bytes) -> Event | None:
         elif field == b"event":
             name = value.decode("utf-8", "replace")
     return Event(b"\n".join(data), name) if data else None
+
+
+# Server-sent events whose name is the `type` of what they carry, as in several vendors' protocols. Pure.
+_FIRST = re.compile(rb'\{"type": ?"([a-z_.]+)"')  # most servers write it first
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # one with a line break would be another line of the stream
+
+
+def named(data: bytes) -> Event:
+    """An event under the name that its `type` is; without a name where it has none."""
+    if match := _FIRST.match(data):
+        return Event(data, match[1].decode())
+    try:
+        kind = orjson.loads(data)["type"]
+    except (ValueError, TypeError, KeyError):
+        return Event(data)
+    return Event(data, kind if isinstance(kind, str) and _NAME.fullmatch(kind) else None)
+
+
+def written(value: Mapping[str, Any]) -> Event:
+    """`value` has a `type`."""
+    return Event(orjson.dumps(value), value["type"])

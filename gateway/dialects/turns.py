@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -9,11 +10,23 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.named_events import named
+from gateway.dialects.sse import named
 from gateway.errors import Malformed
 from gateway.messages import Call, Event, Formed, Outgoing
 
+# A text in the pieces in which a stream says it. Pure.
 
+# Some words a piece: small enough to look like a stream, large enough to be cheap. Texts without spaces, such as
+# Chinese ones, come in pieces of up to 96 characters.
+PIECE = re.compile(r"(?:\s{0,16}\S{1,24}\s{0,16}){1,4}|\s{1,64}")
+
+
+def pieces_of(text: str) -> list[str]:
+    """Joined they are the text."""
+    return PIECE.findall(text)
+
+
+# What protocols of conversations have in common: turns of text, and answers of text, whole and as events.
 class Conversational(ABC):
     """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
 

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from gateway.body_streams import close_body
 from gateway.context import RequestContext, resolved
 from gateway.errors import StreamBroken
-from gateway.http_server.connection import refusal
+from gateway.http_server.connections import refusal
 from gateway.http_server.request_body import HttpBody, taken_whole
 from gateway.http_server.response_writer import body_at_hand
 from gateway.http_server.service import Service
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, whole
 from gateway.messages import Body, ByteStream, EventStream, Response, Tunnel, Whole
+from gateway.streams import close_body
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 Sendable = web.StreamResponse | Prebuilt

@@ -15,15 +15,14 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from gateway.body_streams import AtHand
 from gateway.context import RequestContext
 from gateway.errors import StreamBroken
+from gateway.http_server.connections import refused
 from gateway.http_server.heads import MAX_HEAD, Head
-from gateway.http_server.outlet import Outlet
-from gateway.http_server.refusals import refused
-from gateway.http_server.response_writer import stream, whole_answer
+from gateway.http_server.response_writer import Outlet, stream, whole_answer
 from gateway.http_server.wire import CLOSES, bare_answer
 from gateway.messages import Response, Whole
+from gateway.streams import AtHand
 
 if TYPE_CHECKING:
     from gateway.http_server.connections import Connections

@@ -10,9 +10,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.body_streams import once
 from gateway.config.schema import Server as ServerConfig
 from gateway.errors import BadRequest, RequestTimeout, TooLarge
+from gateway.streams import once
 
 # What `Content-Encoding` names -> the window bits that zlib wants.
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +17,37 @@ from gateway.http_server.compression import compressed
 from gateway.http_server.cors import CrossOrigin
 from gateway.inflight import Inflight
 from gateway.messages import Response, Whole
-from gateway.observability.request_ids import RequestIds
 from gateway.ports import BodySource, Clock
 from gateway.response_headers import ResponseHeaders
 
+# The id of a request: the client's, where it is harmless in a log and a header; our own otherwise.
+HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+ID_BYTES = 12
+
+DRAWN_AT_ONCE = 256  # a draw is a call to the system: 0.6 us, a hundredth of a hit
+
+
+class RequestIds:
+    """Our own cannot be guessed: whoever knows one may say what its answer was worth."""
+
+    def __init__(self) -> None:
+        self._drawn = ""
+        self._next = 0
+
+    def of(self, headers: Mapping[str, str]) -> str:
+        given = headers.get("x-request-id")
+        if given is not None and HARMLESS.fullmatch(given):
+            return given
+        if self._next >= len(self._drawn):
+            self._drawn, self._next = os.urandom(ID_BYTES * DRAWN_AT_ONCE).hex(), 0
+        start, self._next = self._next, self._next + 2 * ID_BYTES
+        return self._drawn[start : self._next]
+
+
+# What the data port does with a request, whoever reads it off the wire and writes the answer.
 LOG = logging.getLogger("nearhit")
+
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 

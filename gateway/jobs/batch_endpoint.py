@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import orjson
 from multipart import MultipartError, MultipartParser, parse_options_header
 
-from gateway.config.jobs import Jobs as JobsConfig
+from gateway.config.schema import Jobs as JobsConfig
 from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs

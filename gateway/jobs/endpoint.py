@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.body_streams import Guarded
-from gateway.config.jobs import Jobs as JobsConfig
+from gateway.config.schema import Jobs as JobsConfig
 from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, Refused, StoreUnavailable, TooLarge, TooManyJobs
@@ -23,6 +22,7 @@ from gateway.jobs.workers import Workers
 from gateway.messages import Bypass, Event, EventStream, Provenance, Response, Verdict, Whole
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER
+from gateway.streams import Guarded
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer

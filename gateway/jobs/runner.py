@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from gateway.body_streams import AtHand, close_body
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StreamBroken
 from gateway.job_records import Job, Result, Unsealable
 from gateway.messages import ByteStream, EventStream, Response, Whole
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
+from gateway.streams import AtHand, close_body
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import orjson
 
+# Structured logs: one JSON object a line on standard error. Prompts and secrets are never fields of it.
 LOG = logging.getLogger("nearhit")
+
 IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, before they write the callback out
 
 
@@ -59,3 +63,25 @@ def unheard(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     hold: requests with their keys, questions and answers."""
     said = str(context.get("message", ""))
     LOG.error(IN_CALLBACK if said.startswith(IN_CALLBACK) else said, exc_info=context.get("exception"))
+
+
+# Warnings of what fails with every request while it fails: a line a second says as much as five thousand.
+EVERY_S = 1.0
+
+
+class Seldom:
+    """The first one is said at once; then at most one in `EVERY_S`, with how many `more` there were since the last."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._next = float("-inf")
+        self._unsaid = 0
+
+    def warn(self, log: logging.Logger, message: str, fields: Mapping[str, object]) -> None:
+        now = self._now()
+        if now < self._next:
+            self._unsaid += 1
+            return
+        more = {"more": self._unsaid} if self._unsaid else {}
+        self._next, self._unsaid = now + EVERY_S, 0
+        log.warning(message, extra={"fields": {**fields, **more}})

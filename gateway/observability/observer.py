@@ -9,14 +9,13 @@ import orjson
 
 from gateway.context import RequestContext
 from gateway.messages import Provenance, Verdict
-from gateway.observability.access_log import AccessLog, LogShares
+from gateway.observability.access_log import AccessLog, AllSeries, LogShares, RequestSeries
 from gateway.observability.live_events import Decisions
-from gateway.observability.request_series import AllSeries, RequestSeries
 from gateway.observability.sampler import Tracing
 from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.trace_recorder import Traced
+from gateway.tracing import Traced
 
 if TYPE_CHECKING:
     from gateway.messages import Facts

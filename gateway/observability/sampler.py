@@ -10,8 +10,7 @@ from gateway.context import RequestContext
 from gateway.observability.spans import Finished, Root
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.trace_context import LOW_BITS, parent_of, sampling_limit
-from gateway.trace_recorder import Traced
+from gateway.tracing import LOW_BITS, Traced, parent_of, sampling_limit
 
 BEHIND_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
 MAX_BEHIND = 256  # requests with such work at once

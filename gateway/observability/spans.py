@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gateway.context import RequestContext
 from gateway.messages import Provenance
-from gateway.trace_recorder import BROKEN, Mark, Traced, UpstreamCall, new_span_id
+from gateway.tracing import BROKEN, Mark, Traced, UpstreamCall, new_span_id
 
 Attribute = str | int | float | bool
 MAX_TEXT = 128  # characters of what a client names

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.observability.json_logging import Seldom
 from gateway.observability.metric_definitions import (
     AccessMetrics,
     BackendMetrics,
@@ -15,13 +16,12 @@ from gateway.observability.metric_definitions import (
     ProcessMetrics,
     PromiseMetrics,
     QualityMetrics,
+    ReplicationMetrics,
     RequestMetrics,
     RoutingMetrics,
     StoreMetrics,
 )
 from gateway.observability.metrics import Counter, Gauge, Histogram, Labels
-from gateway.observability.rate_limited_log import Seldom
-from gateway.observability.replication import ReplicationMetrics
 
 
 class Telemetry(

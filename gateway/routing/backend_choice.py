@@ -15,12 +15,10 @@ from gateway.messages import Call
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import applies
 from gateway.routing.latency_promises import Promises
-from gateway.routing.selection import EMBEDDINGS, BackendTraits, Signals, select
+from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolved, select
 from gateway.routing.tier_learning import Escalations
-from gateway.routing.tier_selection import Decision, fits, only
-from gateway.routing.traffic_split import resolved
 from gateway.upstream.latency import Asked
-from gateway.upstream.session_affinity import sticky_key
+from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import asked_of
 
 

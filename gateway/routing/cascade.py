@@ -3,20 +3,122 @@ served, or a better model is asked. All calls are paid for, and told by the answ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from gateway.body_streams import close_body
-from gateway.buffered_response import Held
+from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.errors import BackendError
-from gateway.messages import Choice
+from gateway.dialects.odds import TokenOdds, odds_of
+from gateway.errors import BackendError, BadRequest, Refused, StreamBroken
+from gateway.messages import Admission, Call, Choice, Inspection, Usage
 from gateway.observability.telemetry import Telemetry
+from gateway.routing.answer_checks import Checked, Checks, Sample
+from gateway.routing.cascade_policy import token_confidence
 from gateway.routing.fallback import Answered, Asking
-from gateway.routing.light_trial import Trials, Tried
-from gateway.routing.tier_selection import Decision
+from gateway.routing.selection import Decision
+from gateway.streams import Held, close_body, held
+
+# One answer of the lightest model, read to its end and checked.
+
+# What a client can do something with, should nobody better answer.
+USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE})
+
+UNCHECKED = Checked(None)
+
+REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that they, or the model, do not have
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """`answer` None: nothing that could be served. `own`: what the answer cost, `checked.beside` what its check did."""
+
+    answer: Held | None = None
+    own: Usage | None = None
+    checked: Checked = UNCHECKED
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    request: RequestContext
+    call: Call
+    backend: str
+    odds: TokenOdds | None
+    group: asyncio.TaskGroup
+    samples: Sequence[asyncio.Task[Sample]]
+
+
+class Trials:
+    def __init__(self, rule: Rule, asking: Asking, checks: Checks) -> None:
+        self._rule = rule
+        self._asking = asking
+        self._checks = checks
+
+    async def of(self, request: RequestContext, call: Call, backend: str) -> Tried:
+        """Never raises for what may be wrong with a backend."""
+        odds = odds_of(call.dialect.name) if self._rule.check == "logprobs" else None
+        async with asyncio.TaskGroup() as group:  # where the client leaves, all calls end
+            early = self._rule.check == "consistency"
+            samples = self._checks.samples(group, request, backend) if early else []
+            trial = _Trial(request, call, backend, odds, group, samples)
+            tried = await self._tried(trial)
+            if tried.answer is None:
+                for sample in samples:
+                    sample.cancel()
+        return tried
+
+    async def _tried(self, trial: _Trial) -> Tried:
+        call, odds = trial.call, trial.odds
+        asked = call if odds is None else odds.asked(call)
+        with trial.request.timed("upstream"):
+            answer, refused = await self._answer(trial, asked)
+            if refused and asked is not call and self._rule.otherwise != "escalate":
+                asked = call  # it may be the log probabilities that it would not give: another check does without
+                answer, _ = await self._answer(trial, asked)
+        if answer is None:
+            return Tried()
+        seen = call.dialect.inspect(call, answer.payload, answer.streamed)
+        usage = Usage(trial.backend, seen.input_tokens, seen.output_tokens)
+        if seen.admission not in USABLE:
+            return Tried(None, usage)
+        with trial.request.timed("check"):
+            checked = await self._checked(trial, answer, seen)
+        if odds is not None and asked is not call:
+            answer = answer.changed(lambda data: odds.hidden(call, data))
+        return Tried(answer, usage, checked)
+
+    async def _answer(self, trial: _Trial, call: Call) -> tuple[Held | None, bool]:
+        """-> (the answer, whether there is none because the request was refused)."""
+        try:
+            response = await self._asking.only(trial.request.child("trial").with_call(call), trial.backend)
+            if response is None:
+                return None, False
+            return await held(response), response.status in REFUSED
+        except BadRequest:  # the backend's dialect has no place for it
+            return None, True
+        except (Refused, StreamBroken):
+            return None, False
+
+    async def _checked(self, trial: _Trial, answer: Held, seen: Inspection) -> Checked:
+        """An answer that is not complete is doubted, whatever the check would say."""
+        check, call = self._rule.check, trial.call
+        if seen.admission is not Admission.STORED:
+            checked = await self._checks.consistency(call, answer, trial.samples)  # they are paid for
+            return replace(checked, confidence=0.0)
+        if check == "logprobs":
+            odds = trial.odds
+            confidence = None if odds is None else token_confidence(odds.read(call, answer.payload, answer.streamed))
+            if confidence is not None or self._rule.otherwise == "escalate":
+                return Checked(confidence)
+            check = self._rule.otherwise
+        if check == "verifier":
+            return await self._checks.verifier(trial.request, call, answer)
+        samples = trial.samples or self._checks.samples(trial.group, trial.request, trial.backend)
+        return await self._checks.consistency(call, answer, samples)
+
+
+# The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
+# served, or a better model is asked. All calls are paid for, and told by the answer's provenance.
 class Cascade:
     """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `told`
     hears of every check that came to something: whether it had the light model's answer pass."""

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.config.policy.targets import Check
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
-from gateway.routing.tier_selection import Decision, fits
+from gateway.routing.selection import Decision, fits
 
 # Of extra samples, where the client asks for less: what self-consistency was measured with (Wang et al., "Self-
 # Consistency Improves Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.body_streams import close_body
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendFull, Unfit
 from gateway.messages import Choice, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.streams import close_body
 from gateway.upstream.backend import Pool
 
 LOG = logging.getLogger("nearhit.dispatch")

@@ -8,20 +8,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.buffered_response import held
-from gateway.cache.answer_comparer import Comparisons
+from gateway.cache.answer_comparison import Comparisons
 from gateway.cache.background_calls import ExtraCalls
-from gateway.cache.price import Price
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Audit
 from gateway.config.policy.targets import Shadow
 from gateway.context import RequestContext
 from gateway.errors import BackendFull, Refused, StreamBroken
-from gateway.messages import Call, Event, EventStream, Response, Whole
+from gateway.messages import Call, Event, EventStream, Price, Response, Whole
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.priority import Priority
-from gateway.streams import Tap, tapped
+from gateway.streams import Tap, held, tapped
 from gateway.upstream.backend import Pool
 
 LOG = logging.getLogger("nearhit.shadow")

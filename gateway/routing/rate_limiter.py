@@ -14,19 +14,30 @@ from dataclasses import dataclass
 from itertools import count
 
 from gateway.bounded_cache import BoundedCache
-from gateway.errors import StoreUnavailable
-from gateway.limits import MICROS, Demand, Meters, Place, Return, Spend, Taken, left, window_of
+from gateway.context import RequestContext
+from gateway.credentials import key_of
+from gateway.errors import LimitReached, StoreUnavailable
+from gateway.limits import MICROS, Demand, Limits, Meters, Per, Place, Return, Spend, Taken, left, window_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, QuotaStore
-from gateway.routing.limit_evaluation import EVERYWHERE, Asked
+from gateway.routing.limit_evaluation import EVERYWHERE, LONG_S, Asked, headers_of, refused, subjects
 
+# The limits of this gateway: asked of the store that all gateways share, and of its own part where that is silent.
+#
+# What is put right afterwards (real tokens, places that are left) goes to the store in batches that no client waits for.
 LOG = logging.getLogger("nearhit.limits")
+
 BEAT_S = 10.0  # a third of what a place lasts in the store
+
 RETRY_S = 1.0  # as the store's breaker probes
+
 BATCH = 256  # returns an operation
+
 # So long returns are gathered for one operation; who would be refused for want of them has them told at once.
 GATHER_S = 0.005
+
 MAX_PENDING = 10_000  # returns that wait for the store; beyond it the oldest are lost, which errs against the tenant
+
 MAX_SEEN = 1_000  # of those that are shown
 
 
@@ -220,3 +231,41 @@ def _spent(demands: Sequence[Demand], taken: Taken, returns: Sequence[Return]) -
         for d in demands
         if isinstance(d, Spend)
     ]
+
+
+# What a request takes of the limits that hold for it, and for whom it counts.
+def whose(request: RequestContext) -> Mapping[Per, str]:
+    permit = request.permit
+    # A key has one id before and after a rotation.
+    key = permit.id if permit is not None and permit.id else key_of(request.headers)
+    return subjects(request.tenant, None if request.call is None else request.call.user, key)
+
+
+def own_of(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
+    """The limits of its API key, and whom they count for."""
+    permit = request.permit
+    return ((), {}) if permit is None or request.internal else (permit.limits, {"key": permit.id})
+
+
+def asker_of(request: RequestContext) -> str:
+    """For whom a limit was reached: another asker may have more left."""
+    return "\n".join(whose(request).values())
+
+
+async def take_limits(
+    request: RequestContext, route: str, asked: Sequence[Asked], quotas: Quotas, telemetry: Telemetry
+) -> Grant:
+    """Raises `LimitReached`."""
+    with request.timed("limits"):
+        grant = await quotas.take([a.demand for a in asked])
+    if grant.local:
+        telemetry.limits_local.add(route)
+    quotas.note(route, asked, grant.taken)
+    if grant.taken.granted:
+        return grant
+    limit, sentence, seconds = refused(route, asked, grant.taken)
+    telemetry.limited.add(route, limit.limit)
+    headers = headers_of(asked, grant.taken)
+    if seconds > LONG_S:
+        headers += (("x-should-retry", "false"),)  # OpenAI's clients heed it
+    raise LimitReached(sentence, retry_after_s=seconds, asker=asker_of(request), headers=headers)

@@ -3,19 +3,193 @@ policies and `nearhit simulate` all call it, each with the signals that it has."
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import chain
 from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
+from gateway.config.policy.targets import Part
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice, Wish
-from gateway.routing.miss_decision import decided
-from gateway.routing.tier_selection import Decision, only
-from gateway.routing.traffic_split import with_fallbacks
+from gateway.routing.cascade_policy import tried_first
 
+
+# Which part of a tier answers a request, and who is asked after it. Pure.
+def resolved(target: Target, key: bytes | None, draw: Callable[[], float]) -> Target:
+    """The same target with one backend a tier. `key`: what belongs together, such as the turns of a conversation, has
+    the same one and gets the same parts, as long as the policy says the same shares; None: by `draw`, in [0, 1).
+
+    Over many keys each part gets its share. Parts lie one after another in the order in which they are written: where
+    the last one grows, what it already had stays with it."""
+    if not any(tier.parts for tier in target.tiers):
+        return target
+    tiers = tuple(
+        replace(tier, backend=_part_at(tier.parts, draw() if key is None else point_of(key, tier.name)))
+        if tier.parts
+        else tier
+        for tier in target.tiers
+    )
+    return replace(target, tiers=tiers)
+
+
+def point_of(key: bytes, name: str) -> float:
+    """In [0, 1), even over keys; for each tier another one, so that one canary says nothing of the other."""
+    digest = blake2b(key, digest_size=8, person=blake2b(name.encode(), digest_size=16).digest()).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def _part_at(parts: Sequence[Part], point: float) -> str:
+    reached = 0.0
+    for part in parts:
+        reached += part.share
+        if point < reached:
+            return part.backend
+    return parts[-1].backend  # the shares' sum may be a rounding error short of 1
+
+
+def with_fallbacks(decision: Decision, target: Target, *, beyond: bool = True) -> Decision:
+    """Behind the choice the other parts of its tier, then the other tiers as decided, then `fallback`, each once.
+    `beyond` False: its tier alone."""
+    if len(target.tiers) == 1 and not target.tiers[0].parts and not target.fallback:
+        return decision  # most targets: this is on the way of every miss
+    chosen = next((tier for tier in target.tiers if tier.name == decision.tier), target.tiers[-1])
+    siblings = [part.backend for part in sorted(chosen.parts, key=lambda part: -part.share)]
+    after = [*decision.backends[1:], *target.fallback] if beyond else []
+    order = dict.fromkeys([decision.backends[0], *siblings, *after])
+    return replace(decision, backends=tuple(order))
+
+
+# Which tier answers, and who is asked after it. Pure.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Backends in the order in which they are asked; the first is the choice, `reason` says why."""
+
+    backends: tuple[str, ...]
+    tier: str | None
+    reason: Choice
+    promised: bool = False  # there is a budget, and the choice is predicted to keep it
+    late: bool = False  # there is one, and nobody is
+    trial: str | None = None  # the backend whose answer is checked before these are asked
+    trial_skipped: bool = False  # there is none, for want of time
+
+
+def only(backend: str) -> Decision:
+    return Decision((backend,), None, Choice.ONLY)
+
+
+def choose(
+    target: Target,
+    thresholds: Sequence[float],
+    complexity: float,
+    remaining: Remaining,
+    predictions: Sequence[Prediction | None],
+    late: Late = "soonest",
+) -> Decision:
+    """The tier that the complexity asks for, if its predicted latency fits the budget that is left; otherwise the best
+    one below it that fits, otherwise the next one above it that does.
+
+    `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one a tier; of whom nothing
+    is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked, or with `late`
+    `light` the lightest; whether it is asked at all is the caller's to decide.
+    """
+    wanted = bisect_left(thresholds, complexity)  # at a threshold is not above it
+    fitting = next((tier for tier in _nearest(wanted, len(predictions)) if fits(predictions[tier], remaining)), None)
+    chosen = fitting
+    if chosen is None:
+        chosen = 0 if late == "light" else _soonest(wanted, predictions)
+    reason = Choice.BUDGET if chosen != wanted else Choice.COMPLEX if wanted else Choice.SIMPLE
+    promised = remaining.bounded and fitting is not None and predictions[chosen] is not None
+    hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
+    if len(target.tiers) == 1:
+        return Decision((target.tiers[0].backend,), None, Choice.ONLY, promised, hopeless)
+    order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))  # the nearest, the better one first
+    backends = tuple(target.tiers[i].backend for i in order)
+    return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)
+
+
+def _nearest(wanted: int, tiers: int) -> Iterable[int]:
+    """The one that is wanted, then those below it, then those above it."""
+    return chain(range(wanted, -1, -1), range(wanted + 1, tiers))
+
+
+def _soonest(wanted: int, predictions: Sequence[Prediction | None]) -> int:
+    """Of those of whom nothing is known yet the lightest: a crowd must not find out all at once."""
+
+    def by(tier: int) -> tuple[float, int]:
+        prediction = predictions[tier]
+        if prediction is None or math.isinf(prediction.total_s):
+            return math.inf, tier
+        return prediction.total_s, tier != wanted
+
+    return min(range(len(predictions)), key=by)
+
+
+def relieved(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
+    """The same, but that who has a place goes before the choice, where waiting for a place there takes longer by itself
+    than what is left. `waits`: seconds, one a tier."""
+    left = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
+    wait = dict(zip(target.backends, waits, strict=True))
+    if wait[decision.backends[0]] <= max(0.0, left):
+        return decision
+    order = tuple(sorted(decision.backends, key=lambda name: wait[name] > 0.0))
+    if order == decision.backends:
+        return decision
+    tier = target.tier_of(order[0])
+    return replace(decision, backends=order, tier=tier, reason=Choice.OVERLOADED, promised=False)
+
+
+def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
+    if remaining.spent:
+        return False
+    if prediction is None:
+        return True
+    return (
+        (remaining.total_s is None or prediction.total_s <= remaining.total_s)
+        and (remaining.ttft_s is None or prediction.ttft_s <= remaining.ttft_s)
+        and (remaining.tpot_s is None or prediction.tpot_s <= remaining.tpot_s)
+    )
+
+
+# A miss, from what is known of it to whom it is put: the same for a request that waits for it and for one that is
+# replayed. Pure.
+def thresholds_of(target: Target, wish: Wish | None) -> Sequence[float]:
+    """Where the policy names none, what is wished for: of equal scores not all, so no threshold can say it."""
+    if wish is None or (target.large_share is None and target.quality is None):
+        return target.escalate_above
+    return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best one, or the lightest
+
+
+def decided(
+    target: Target,
+    wish: Wish | None,
+    score: float,
+    remaining: Remaining,
+    predictions: Sequence[Prediction | None],
+    waits: Sequence[float],
+    late: Late,
+    *,
+    tries: bool,
+) -> Decision:
+    """`predictions`, `waits`: one a tier, which each have one backend by now. `tries`: whether the cascade's check
+    could tell anything of an answer."""
+    decision = choose(target, thresholds_of(target, wish), score, remaining, predictions, late)
+    decision = relieved(decision, target, waits, remaining)
+    if not tries:
+        return decision
+    better = predictions[target.backends.index(decision.backends[0])]
+    return tried_first(decision, target.tiers[0].backend, remaining, predictions[0], better)
+
+
+# Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, the tests of
+# policies and `nearhit simulate` all call it, each with the signals that it has.
 EMBEDDINGS = "embeddings"
+
 UNBOUNDED = Remaining()
+
 # Adapters without HTTP: what no dialect reads cannot be passed through to them.
 NOT_HTTP = frozenset({"triton", "onnx"})
 

@@ -8,20 +8,19 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.buffered_response import held
 from gateway.cache.admission import judged
-from gateway.cache.answer_comparer import Comparisons
+from gateway.cache.answer_comparison import Comparisons
 from gateway.cache.answer_judge import Judge
-from gateway.cache.audit_calls import AuditCalls
-from gateway.cache.price import Price
+from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AdmissionRules, Target
 from gateway.context import RequestContext
 from gateway.errors import Refused, StreamBroken
-from gateway.messages import NO_CACHE, Admission, Entry
+from gateway.messages import NO_CACHE, Admission, Entry, Price
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tier_learning import Escalations
+from gateway.streams import held
 from gateway.upstream.backend import Pool
 
 LOG = logging.getLogger("nearhit.quality")

@@ -9,16 +9,205 @@ from dataclasses import dataclass
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Wish
-from gateway.routing.calibration import BANDS, Calibration, Fit, Floats
-from gateway.routing.quality_retention import Kept, Routed, threshold_for
-from gateway.routing.score_window import CAPACITY, Scores
-from gateway.routing.share_controller import ShareThreshold, Spent
+from gateway.routing.share_controller import CAPACITY, Scores, ShareThreshold, Spent
 
+# What a route's labels say of its scores: P(the light model's answer is worse) as this route's traffic has it. Pure.
+#
+# p = sigmoid(shift + slope * logit(score))
+#
+# Platt's scaling (1999) of a score that is a probability already, with a Gaussian prior on "it is right as it is": the
+# most probable shift and slope by Newton's method, how sure they are by Laplace's approximation (Bishop, Pattern
+# Recognition and Machine Learning, 2006, section 4.5). Two numbers, since labels are few; both have bounds, since some of
+# them come from clients.
+
+Floats = NDArray[np.float64]
+
+BANDS = 20  # of scores: a label is kept as one count of its band
+
+# Standard deviations before any label. With .7 ten labels weigh as much as what was believed before them, as in the
+# cache's ledger (`PRIOR_LABELS`); slopes are known less well from labels, and held more firmly.
+SHIFT_SPREAD, SLOPE_SPREAD = 0.7, 0.25
+
+MOST_SHIFT = 2.0  # a score of .5 means .12 to .88 at the utmost
+
+LEAST_SLOPE, MOST_SLOPE = 0.5, 2.0
+
+MEMORY = 5000  # requests after which a label counts 1/e: traffic and models change
+
+_STEPS = 12  # Newton's; from the prior 5 are enough
+
+_CENTRES = (np.arange(BANDS) + 0.5) / BANDS
+
+_LOGITS = np.log(_CENTRES / (1 - _CENTRES))
+
+_PRECISION = np.diag([SHIFT_SPREAD**-2, SLOPE_SPREAD**-2])
+
+_PRIOR = np.array([0.0, 1.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A map of scores that never falls."""
+
+    shift: float = 0.0
+    slope: float = 1.0
+    # A square root of the covariance of both, rows first (Cholesky).
+    root: tuple[float, float, float, float] = (SHIFT_SPREAD, 0.0, 0.0, SLOPE_SPREAD)
+
+    def __call__(self, scores: Floats) -> Floats:
+        clipped = np.clip(scores, 1e-6, 1 - 1e-6)
+        logits = self.shift + self.slope * np.log(clipped / (1 - clipped))
+        return np.asarray(1 / (1 + np.exp(-logits)))
+
+    def around(self) -> tuple[Fit, ...]:
+        """Four that together are spread as what is not known: the sigma points of the unscented transform (Julier and
+        Uhlmann 1997), each of weight 1/4."""
+        a, _, c, d = (math.sqrt(2.0) * x for x in self.root)
+        steps = ((a, c), (-a, -c), (0.0, d), (0.0, -d))
+        return tuple(bounded(self.shift + x, self.slope + y, self.root) for x, y in steps)
+
+
+def bounded(shift: float, slope: float, root: tuple[float, float, float, float]) -> Fit:
+    return Fit(min(MOST_SHIFT, max(-MOST_SHIFT, shift)), min(MOST_SLOPE, max(LEAST_SLOPE, slope)), root)
+
+
+class Calibration:
+    """Faded counts of labels by band, and what they come to."""
+
+    def __init__(self) -> None:
+        self.labels: Floats = np.zeros(BANDS)
+        self.worse: Floats = np.zeros(BANDS)
+        self._fit: Fit | None = Fit()
+
+    def advance(self, requests: int) -> None:
+        """So many have come since the last call."""
+        if requests > 0 and self.labels.any():
+            fade = (1 - 1 / MEMORY) ** requests
+            self.labels *= fade
+            self.worse *= fade
+            self._fit = None
+
+    def observe(self, score: float, light_was_worse: bool, weight: float) -> None:
+        """`weight`: of this label, in (0, 1]; 1 for one that is as good as a comparison of both answers."""
+        band = band_of(score)
+        self.labels[band] += weight
+        self.worse[band] += weight * light_was_worse
+        self._fit = None
+
+    def restore(self, labels: Floats, worse: Floats) -> None:
+        self.labels, self.worse, self._fit = labels, worse, None
+
+    @property
+    def fit(self) -> Fit:
+        """0.2 ms after something has changed."""
+        if self._fit is None:
+            self._fit = _fitted(self.labels, self.worse)
+        return self._fit
+
+
+def band_of(score: float) -> int:
+    return min(BANDS - 1, max(0, int(score * BANDS)))
+
+
+def _fitted(labels: Floats, worse: Floats) -> Fit:
+    design = np.stack([np.ones(BANDS), _LOGITS], axis=1)
+    theta = _PRIOR.copy()
+    curvature = _PRECISION
+    for _ in range(_STEPS):
+        p = 1 / (1 + np.exp(-(design @ theta)))
+        slope = design.T @ (worse - labels * p) - _PRECISION @ (theta - _PRIOR)
+        curvature = design.T @ (design * (labels * p * (1 - p))[:, None]) + _PRECISION
+        step = np.linalg.solve(curvature, slope)
+        theta = theta + step / max(1.0, float(np.abs(step).max()))  # steps of 1 at most: far off, Newton overshoots
+        if float(np.abs(step).max()) < 1e-6:
+            break
+    root = np.linalg.cholesky(np.linalg.inv(curvature))
+    return bounded(float(theta[0]), float(theta[1]), (root[0, 0], root[0, 1], root[1, 0], root[1, 1]))
+
+
+# `quality`: how much of the gap between the light and the large model's answers a threshold keeps. Pure.
+#
+# The large model's answer is the measure: p is the probability that the light one's is worse. Sending everything to the
+# light model loses sum(p) answers against it, sending everything to the large one none; of what is sent to the light one
+# sum(p) is lost again. So the part of the gap that is kept, with `L` the requests that the large model answers, is
+#
+# kept = sum(p_i, i in L) / sum(p_i)
+#
+# which is the expectation of the "performance gap recovered" of RouteLLM (Ong et al. 2024, arXiv:2406.18665, section 2)
+# for an answer that is worth 1 where it is as good as the large model's and 0 where it is worse. Of all sets of one size
+# those with the highest p keep most, so a threshold is the best rule, and the highest one that keeps `quality` is the
+# cheapest.
+
+RETENTION_MEMORY = 2000  # requests after which one counts 1/e in what is stated
+
+Z = 1.96  # 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A part of the gap, in [0, 1], with the 95 % interval of what the calibration does not know; NaN before any
+    request."""
+
+    part: float
+    low: float
+    high: float
+
+
+def threshold_for(quality: float, scores: Scores, fit: Fit) -> float:
+    """The highest score above which at least this part of the gap lies, over the last requests; in [-1, 1]: below 0 for
+    all of them."""
+    ordered: Floats = np.asarray(scores.ordered)
+    worth = fit(ordered)[::-1].cumsum()  # of the hardest one, two, three, ...
+    enough = int(np.searchsorted(worth, quality * worth[-1] - 1e-12)) + 1 if quality > 0 else 0
+    if enough == 0:
+        return 1.0
+    lowest = ordered[-min(enough, len(ordered))]  # the easiest that the large model must answer, and all its equals
+    at = int(np.searchsorted(ordered, lowest))
+    return -1.0 if at == 0 else float((ordered[at - 1] + lowest) / 2)
+
+
+class Routed:
+    """Faded counts by band of scores: of all requests that could have gone to either, and of the large model's."""
+
+    def __init__(self) -> None:
+        self.all: Floats = np.zeros(BANDS)
+        self.large: Floats = np.zeros(BANDS)
+
+    def add(self, score: float, *, large: bool) -> None:
+        fade = 1 - 1 / RETENTION_MEMORY
+        self.all *= fade
+        self.large *= fade
+        band = band_of(score)
+        self.all[band] += 1
+        self.large[band] += large
+
+    def recount(self, score: float, *, large: bool) -> None:
+        """One that was counted went to the other model after all."""
+        band = band_of(score)
+        self.large[band] = np.clip(self.large[band] + (1.0 if large else -1.0), 0.0, self.all[band])
+
+    def kept(self, fit: Fit) -> Kept:
+        if self.all.sum() <= 0:
+            return Kept(math.nan, 0.0, 1.0)
+        part = self._part(fit)
+        others = np.array([self._part(other) for other in fit.around()])
+        spread = Z * float(np.sqrt(np.mean((others - part) ** 2)))
+        return Kept(part, max(0.0, part - spread), min(1.0, part + spread))
+
+    def _part(self, fit: Fit) -> float:
+        worse = fit(_CENTRES)
+        return min(1.0, float(self.large @ worse) / float(self.all @ worse))
+
+
+# One route's way to the large model: what its rule asks for now, what came of it, and what labels change. Pure but for
+# its own state.
 VERSION = 1
+
 REFRESH_EVERY = 20  # requests between two looks at the threshold of `quality`, and at how labels fade: 0.3 ms each
 
 

@@ -8,7 +8,7 @@ import logging
 from gateway.context import RequestContext
 from gateway.dialects.known import likely_path
 from gateway.messages import Response
-from gateway.observability.rate_limited_log import Seldom
+from gateway.observability.json_logging import Seldom
 
 LOG = logging.getLogger("nearhit")
 NOT_FOUND = 404

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import replace
 
+from gateway.cache.admission import Unstorable
 from gateway.cache.cluster_leases import Leasing
 from gateway.cache.freshness import freshness_of
-from gateway.cache.hit_for_miss import Unstorable
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable

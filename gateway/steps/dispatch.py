@@ -12,8 +12,8 @@ from gateway.observability.telemetry import Telemetry
 from gateway.routing.backend_choice import Deciding
 from gateway.routing.fallback import Answered
 from gateway.routing.latency_promises import Promise, Promises
+from gateway.routing.selection import Decision
 from gateway.routing.tier_learning import Escalations
-from gateway.routing.tier_selection import Decision
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.upstream.backend import Pool
 

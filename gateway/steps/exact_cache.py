@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.body_streams import close_body, drain
 from gateway.cache.freshness import FAILED, Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
@@ -14,6 +13,7 @@ from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable
 from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearStore
+from gateway.streams import close_body, drain
 from gateway.tasks import Background
 
 LOG = logging.getLogger("nearhit.store")

@@ -25,8 +25,8 @@ from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
 from gateway.messages import NO_DIRECTIVES, Dialect, Entry, Facts, Lifetime, Provenance, Response, Verdict, Whole
+from gateway.observability.access_log import RequestSeries
 from gateway.observability.observer import CLIENT_CLOSED, Observer
-from gateway.observability.request_series import RequestSeries
 from gateway.ports import Clock, NearStore
 from gateway.principal import Permit
 from gateway.response_headers import HeaderTemplate

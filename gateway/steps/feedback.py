@@ -14,9 +14,8 @@ from typing import Any
 import orjson
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.feedback import Counterexamples
+from gateway.cache.feedback import Counterexamples, Served, ServedHits
 from gateway.cache.judgement import relation_between
-from gateway.cache.served_hits import Served, ServedHits
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, parse_object, wrong

@@ -9,9 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.body_streams import Guarded, Ready, close_body
-from gateway.cache.replay import Sleep, lasts_s, paced
-from gateway.cache.split_cache import SplitCache
+from gateway.cache.hits import Sleep, SplitCache, lasts_s, paced
 from gateway.config.policy.model import Replay
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import BackendError, Malformed, StreamBroken
@@ -20,7 +18,7 @@ from gateway.ports import Clock
 from gateway.response_headers import HITS
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs
-from gateway.streams import Tap, tapped
+from gateway.streams import Guarded, Ready, Tap, close_body, tapped
 
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from gateway.body_streams import Ending, Ready
 from gateway.context import Handler, RequestContext
 from gateway.messages import ByteStream, EventStream, Response, Tunnel, Whole
 from gateway.observability.observer import CLIENT_CLOSED, Observer
-from gateway.streams import Tap, tapped
+from gateway.streams import Ending, Ready, Tap, tapped
 
 
 class Observe:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from gateway.cache.directives import bypass_of, parse_directives
+from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext, resolved

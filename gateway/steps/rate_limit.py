@@ -6,31 +6,59 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
-from gateway.cache.price import Price
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import OutOfTime, StaleWanted
 from gateway.limits import MICROS, Limits
-from gateway.messages import Call, Event, EventStream, Response, Usage, Whole
+from gateway.messages import Call, Event, EventStream, Price, Response, Usage, Whole
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.limit_evaluation import (
+    BYTES_A_TOKEN,
     EVERYWHERE,
     Asked,
     Estimate,
+    Typical,
     asked_of,
     headers_of,
+    input_tokens,
     light_only,
     not_asked,
     not_large,
+    requests_of,
     returns_of,
     with_headers,
 )
-from gateway.routing.limit_grants import own_of, take_limits, whose
-from gateway.routing.rate_limiter import Grant, Quotas
-from gateway.routing.token_estimate import BYTES_A_TOKEN, Typical, input_tokens
+from gateway.routing.rate_limiter import Grant, Quotas, own_of, take_limits, whose
 from gateway.streams import Tap, tapped, with_end
 
+
+# Holds limits of requests that count what the caches answer, too: a route's, or an API key's.
+class CountRequests:
+    def __init__(self, inner: Handler, route: Route, quotas: Quotas, telemetry: Telemetry) -> None:
+        self._inner = inner
+        self._route = route
+        self._quotas = quotas
+        self._telemetry = telemetry
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        own, key = own_of(request)
+        asked = requests_of(self._route.name, self._route.limits, whose(request)) + requests_of(EVERYWHERE, own, key)
+        if not asked:
+            return self._inner(request)
+        request.require_capacity()
+        return self._counted(request, asked)
+
+    async def _counted(self, request: RequestContext, asked: Sequence[Asked]) -> Response:
+        grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
+        response = await resolved(self._inner(request))
+        request.served = None  # the exact fast path would answer the next one without counting it
+        headers = with_headers(response.headers, headers_of(asked, grant.taken))
+        return Response(response.status, headers, response.body, response.provenance)
+
+
+# Holds a route's limits: what a tenant, key or user may have of its backends.
 LOG = logging.getLogger("nearhit.limits")
+
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from gateway.cache.hit_audits import Audits
-from gateway.cache.hit_for_miss import Unstorable
+from gateway.cache.admission import Unstorable
+from gateway.cache.audits import Audits
 from gateway.cache.inflight_questions import Aloft, Question
 from gateway.config.policy.model import Audit
 from gateway.context import Handler, RequestContext, resolved

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.cache.feedback import Served
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.cache.inflight_questions import Question
-from gateway.cache.judgement import MAX_CANDIDATES
-from gateway.cache.scoring import Scorer, Scores
-from gateway.cache.served_hits import Served
-from gateway.cache.threshold.controls import Controls
+from gateway.cache.judgement import MAX_CANDIDATES, Scorer, Scores
+from gateway.cache.threshold.route_control import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from gateway.cache.directives import shares_flight
+from gateway.cache.admission import Unstorable
 from gateway.cache.flight import Flight
-from gateway.cache.hit_for_miss import Unstorable
+from gateway.cache.freshness import shares_flight
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import LimitReached, OutOfTime, StaleWanted
 from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.limit_grants import asker_of
+from gateway.routing.rate_limiter import asker_of
 
 
 class SingleFlight:

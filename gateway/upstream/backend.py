@@ -17,20 +17,44 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.upstream.hedge_policy import HedgeRules
 from gateway.upstream.hedging import Asked as AskedOf
-from gateway.upstream.hedging import Hedging
+from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, Asked
-from gateway.upstream.load_balancer import UNKNOWN_S, Candidate, cheaper_of_two, sticky
-from gateway.upstream.outcomes import Outcome, again, cost_nothing, failed, final, let_go, repeatable
-from gateway.upstream.outlier_ejection import eject_if_outlier
-from gateway.upstream.retry_policy import Again, RetryBudget, backoff_s, patience_s
-from gateway.upstream.session_affinity import Sticky, sticky_key
+from gateway.upstream.load_balancer import UNKNOWN_S, Candidate, Sticky, cheaper_of_two, sticky, sticky_key
+from gateway.upstream.outlier_detection import is_outlier, may_eject
+from gateway.upstream.retry import (
+    Again,
+    Outcome,
+    RetryBudget,
+    again,
+    backoff_s,
+    cost_nothing,
+    failed,
+    final,
+    let_go,
+    patience_s,
+    repeatable,
+)
 from gateway.upstream.upstream import Lane, in_service
 
+# An upstream that fails so much more often than the others of its backend that it is left out for a while.
 LOG = logging.getLogger("nearhit.upstreams")
 
 
+def eject_if_outlier(backend: str, lane: Lane, lanes: Sequence[Lane], now: float) -> None:
+    """After a failure of `lane`, one of the `lanes` of `backend`."""
+    states = {other: other.breaker.state(now) for other in lanes}
+    if states[lane] is not State.CLOSED:
+        return
+    others = [other.record.counts(now) for other in lanes if other is not lane]
+    out = sum(state is not State.CLOSED for state in states.values())
+    if may_eject(out, len(lanes)) and is_outlier(lane.record.counts(now), others):
+        lane.breaker.eject(now)
+        lane.record.forget()
+        LOG.warning("upstream ejected", extra={"fields": {"backend": backend, "upstream": lane.upstream.address}})
+
+
+# A backend as the routes see it: by its name, whatever upstreams are behind it.
 @dataclass(frozen=True, slots=True)
 class PoolRules:
     """What the configuration says of a backend's upstreams together."""

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.body_streams import close_body
 from gateway.bounded_cache import BoundedCache
-from gateway.config.upstreams import BatchRule
+from gateway.config.backends import BatchRule
 from gateway.context import Backend, Crowd, RequestContext
-from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
+from gateway.dialects.kserve import divided, form_of, joined, rows_of
 from gateway.errors import BackendError, Malformed
 from gateway.input_batch import again
 from gateway.messages import Call, Response, Whole
 from gateway.ports import Clock
 from gateway.priority import Priority
+from gateway.streams import close_body
 from gateway.tasks import held
 
 LOG = logging.getLogger("nearhit.batching")

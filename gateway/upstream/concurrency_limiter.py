@@ -12,10 +12,11 @@ from gateway.context import Crowd, RequestContext
 from gateway.errors import BackendFull
 from gateway.ports import Clock
 from gateway.priority import Priority, Shed
-from gateway.upstream.adaptive_concurrency import Limit
-from gateway.upstream.slot_turnover import Turnover
+from gateway.upstream.adaptive_concurrency import Limit, Turnover
 from gateway.upstream.wait_queue import KEPT, Ticket, Waiting
 
+# The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit`,
+# `routing.turnover` and `routing.waiting`.
 MAX_RETRY_AFTER_S = 60
 
 
@@ -192,3 +193,18 @@ _SAID: dict[Shed, str] = {
 
 def _given(turn: asyncio.Future[float]) -> bool:
     return turn.done() and not turn.cancelled() and turn.exception() is None
+
+
+# A backend that is asked through a gate, and tells who waits there.
+class Gated:
+    """The part of a `Backend` that its gate knows."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @property
+    def crowd(self) -> Crowd:
+        return self._gate.crowd
+
+    def wait_s(self, priority: Priority) -> float:
+        return self._gate.wait_s(priority)

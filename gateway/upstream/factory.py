@@ -9,21 +9,19 @@ from importlib import import_module
 from yarl import URL
 
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
+from gateway.config.backends import HttpUpstream
 from gateway.config.environment import secret
-from gateway.config.upstreams import HttpUpstream
 from gateway.context import Backend
 from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.upstream import onnx_factory
-from gateway.upstream.aiohttp_client import AiohttpClient
 from gateway.upstream.aiohttp_session import Session
 from gateway.upstream.backend import Pool, PoolRules
 from gateway.upstream.batching import Batching
-from gateway.upstream.hedge_policy import HedgeRules
-from gateway.upstream.http1_client import OwnClient
+from gateway.upstream.hedging import HedgeRules
 from gateway.upstream.http_backend import HttpBackend
-from gateway.upstream.http_client import HttpClient
+from gateway.upstream.http_client import AiohttpClient, HttpClient, OwnClient
 from gateway.upstream.upstream import Lane, Upstream
 
 

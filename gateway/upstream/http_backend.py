@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
+from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config.backends import Timeouts
@@ -15,15 +17,17 @@ from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import MODELS, understands
+from gateway.dialects.kserve import model_in, renamed
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
-from gateway.errors import BackendError, BadRequest
-from gateway.messages import Call, Outgoing, Response, Tunnel, Whole
+from gateway.errors import BackendError, BadRequest, Malformed, StreamBroken
+from gateway.messages import Call, Event, EventStream, Outgoing, Response, Tunnel, Whole
 from gateway.ports import Clock, Translated
+from gateway.streams import Guarded, close_body
 from gateway.upstream.aiohttp_session import Session
 from gateway.upstream.base_url import BaseUrl
-from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.upstream.concurrency_limiter import Gate, Gated, Place
 from gateway.upstream.header_filter import (
     NOT_RETURNED,
     NOT_SENT,
@@ -35,15 +39,66 @@ from gateway.upstream.header_filter import (
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http_client import HttpAnswer, HttpClient, Opening, Outward
-from gateway.upstream.limited_backend import Gated
 from gateway.upstream.response_reader import MAX_WHOLE_BYTES, Exchange, is_event_stream
-from gateway.upstream.retry_policy import IDEMPOTENT
-from gateway.upstream.tensor_protocols import about_a_model, in_stored_form
-from gateway.upstream.translated_response import in_the_clients_dialect
+from gateway.upstream.retry import IDEMPOTENT
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
+
+# What an HTTP backend does for dialects whose answers are kept in another form than they come in, and whose paths name
+# models beside those of inference.
+def in_stored_form(backend: str, call: Call, answer: Response) -> Response:
+    """Raises `BackendError` where the answer cannot be read."""
+    if answer.status != 200 or not isinstance(answer.body, Whole):
+        return answer
+    try:
+        stored = call.dialect.stored_form(call, answer.body.data, CIMultiDict(answer.headers))
+    except (Malformed, BadRequest) as error:
+        raise BackendError(f"backend '{backend}': {error}", retryable=False) from None
+    return answer if stored is answer.body.data else replace(answer, body=Whole(stored))
+
+
+def about_a_model(path: str, models: ModelNames) -> str:
+    """What is asked about a model is answered of the one that stands behind its name."""
+    model = model_in(path)
+    return path if model is None else renamed(path, models.sent_for(model))
+
+
+# An answer in the backend's dialect, put into the client's.
+async def in_the_clients_dialect(name: str, response: Response, translated: Translated) -> Response:
+    """Raises `BackendError` where the answer cannot be read. `name`: the backend's."""
+    body = response.body
+    try:
+        if isinstance(body, EventStream):
+            return replace(response, body=EventStream(Guarded(_events(body.events, translated), source=body.events)))
+        if isinstance(body, Whole):
+            said = translated.whole(body.data) if response.status == 200 else None
+            return _json(response, translated.error(response.status, body.data) if said is None else said)
+    except Malformed as error:
+        raise BackendError(f"backend '{name}': {error}", retryable=False) from None
+    await close_body(body)
+    raise BackendError(f"backend '{name}' sent an answer that is too large to be translated", retryable=False)
+
+
+def _json(response: Response, data: bytes) -> Response:
+    headers = tuple(header for header in response.headers if header[0].lower() != "content-type")
+    return replace(response, headers=(*headers, ("Content-Type", "application/json")), body=Whole(data))
+
+
+async def _events(events: AsyncIterator[Event], translated: Translated) -> AsyncGenerator[Event, None]:
+    async for event in events:
+        try:
+            said = translated.events(event)
+        except Malformed as error:
+            raise StreamBroken(str(error)) from None
+        for each in said:
+            yield each
+
+
+# An HTTP endpoint that speaks one of the dialects, and the pass-through of every path that no dialect knows.
 NOT_FOUND = 404
+
 ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
+
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 

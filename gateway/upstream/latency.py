@@ -10,12 +10,205 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
 from gateway.latency_forecast import Prediction
-from gateway.upstream.ratio_sketch import Ratios
-from gateway.upstream.regression import Trend
+
+# How far latencies lie from what was expected of them, newest first in weight. Pure: the clock's reading comes in.
+#
+# A histogram of ratios (actual over expected) with logarithmic buckets (the idea of DDSketch, Masson et al. 2019: a
+# bucket's width is a fixed ratio, so every quantile has a bounded relative error), in which the weight of an observation
+# halves with time.
+
+RATIO = 1.05  # bucket bounds grow by 5 %: no quantile is off by more
+
+_LOG_RATIO = math.log(RATIO)
+
+REACH = 94  # buckets to either side of 1: ratios from 1/98 to 98, what lies beyond counts as the outermost
+
+_BUCKETS = 2 * REACH
+
+# What is believed before anything was seen: lognormal around 1 with this spread, worth two observations. Answers of one
+# model to one size of request spread by 0.2 to 0.6 (the standard deviation of the logarithm).
+PRIOR_SPREAD, PRIOR_WEIGHT = 0.5, 2.0
+
+_RESCALE_AT = 64.0  # half-lives after which weights are brought back: 2**64 is far from any float's end
+
+
+def _prior() -> list[float]:
+    """Shares of the prior a bucket; they sum to `PRIOR_WEIGHT`."""
+
+    def below(k: int) -> float:
+        return 0.5 * (1.0 + math.erf((k - REACH) * _LOG_RATIO / (PRIOR_SPREAD * math.sqrt(2.0))))
+
+    shares = [below(k + 1) - below(k) for k in range(_BUCKETS)]
+    return [PRIOR_WEIGHT * share / sum(shares) for share in shares]
+
+
+_PRIOR = _prior()
+
+
+class Ratios:
+    """188 buckets, whatever is observed and for however long."""
+
+    __slots__ = ("_cumulated", "_half_life_s", "_origin", "_total", "_weights")
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._weights = list(_PRIOR)
+        self._total = PRIOR_WEIGHT
+        self._origin: float | None = None  # time at which one observation weighs 1
+        self._cumulated: list[float] | None = None  # of the weights, until they change
+
+    def add(self, ratio: float, now: float, weight: float = 1.0) -> None:
+        """An answer took `ratio` times what was expected."""
+        scale = weight * self._scale(now)
+        self._weights[_bucket(ratio)] += scale
+        self._total += scale
+        self._cumulated = None
+
+    def add_beyond(self, ratio: float, now: float) -> None:
+        """An answer that nobody waited for to its end had taken `ratio` times what was expected: it lies somewhere
+        beyond, and is spread there as the others are (redistribution to the right, Efron 1967). It weighs what it
+        tells: the share of answers that would have come by then."""
+        at = _bucket(ratio)
+        scale = self._scale(now)
+        beyond = sum(self._weights[at:])
+        told = 1.0 - beyond / self._total
+        if told <= 0.0:
+            return
+        if beyond <= 1e-9 * self._total:  # farther than anything ever seen
+            self._weights[at] += told * scale
+        else:
+            factor = 1.0 + told * scale / beyond
+            self._weights[at:] = [weight * factor for weight in self._weights[at:]]
+        self._total += told * scale
+        self._cumulated = None
+
+    def quantile(self, q: float) -> float:
+        """The ratio below which the share `q` in [0, 1] of the weight lies, interpolated within its bucket."""
+        cumulated = self._cumulated
+        if cumulated is None:
+            cumulated = self._cumulated = list(accumulate(self._weights))
+        wanted = q * cumulated[-1]
+        at = min(bisect_left(cumulated, wanted), _BUCKETS - 1)
+        weight = self._weights[at]
+        inside = 1.0 if weight <= 0.0 else (wanted - cumulated[at] + weight) / weight
+        return math.exp((at - REACH + min(1.0, max(0.0, inside))) * _LOG_RATIO)
+
+    def beyond(self, ratio: float) -> float:
+        """The mean of the ratios that lie beyond this one; `ratio` itself where none does."""
+        at = _bucket(ratio)
+        tail = self._weights[at:]
+        weight = sum(tail)
+        if weight <= 1e-9 * self._total:
+            return ratio
+        middles = (math.exp((k - REACH + 0.5) * _LOG_RATIO) for k in range(at, _BUCKETS))
+        return max(ratio, sum(w * middle for w, middle in zip(tail, middles, strict=True)) / weight)
+
+    def _scale(self, now: float) -> float:
+        """What one observation made now weighs, in units of the origin's. Newer ones weigh more, so old ones need no
+        touching; the weights are brought back before the numbers grow large. What has faded is made up for by the
+        prior, so that the first answer after a long silence is not all that is known."""
+        if self._origin is None:
+            self._origin = now
+        exponent = max(0.0, (now - self._origin) / self._half_life_s)
+        if exponent > _RESCALE_AT:
+            factor = 2.0 ** -min(exponent, 1000.0)
+            self._weights = [weight * factor for weight in self._weights]
+            self._origin, exponent = now, 0.0
+            self._total = sum(self._weights)
+        scale = float(2.0**exponent)
+        missing = PRIOR_WEIGHT * scale - self._total
+        if missing > 0.0:
+            share = missing / PRIOR_WEIGHT
+            self._weights = [weight + share * prior for weight, prior in zip(self._weights, _PRIOR, strict=True)]
+            self._total = sum(self._weights)
+            self._cumulated = None
+        return scale
+
+
+def _bucket(ratio: float) -> int:
+    if ratio <= 0.0:
+        return 0
+    return min(_BUCKETS - 1, max(0, math.floor(math.log(min(ratio, 1e9)) / _LOG_RATIO) + REACH))
+
+
+# What answers take on average, as a sum of parts that grow with the request and with the load: learnt while they come,
+# forgotten with time. Pure.
+#
+# Least squares of the relative error over decayed sufficient statistics, with coefficients that may not be negative,
+# found by coordinate descent (one sweep an observation, from where the last one ended). Decayed sums cannot blow up, as
+# recursive least squares with forgetting does where nothing varies for hours; and no part can ever make an answer sooner.
+
+RIDGE = 1e-3  # of each coefficient's own weight: decides between parts that always come together
+
+HUBER = 4.0  # an answer that took more than so many times the expected counts as if it had taken that
+
+_RESCALE_REGRESSION_AT = 64.0  # half-lives
+
+
+class Trend:
+    """`size` coefficients, all at least 0."""
+
+    __slots__ = ("_half_life_s", "_matrix", "_origin", "_target", "coefficients")
+
+    def __init__(self, size: int, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._matrix = [[0.0] * size for _ in range(size)]
+        self._target = [0.0] * size
+        self._origin: float | None = None
+        self.coefficients = [0.0] * size
+
+    def of(self, parts: Sequence[float]) -> float:
+        """What is expected of these parts; 0 while nothing is known."""
+        return float(sum(map(mul, self.coefficients, parts)))
+
+    def observe(self, parts: Sequence[float], seconds: float, now: float, weight: float = 1.0) -> None:
+        """An answer of these parts, all at least 0, took `seconds`."""
+        expected = self.of(parts)
+        if expected > 0.0:
+            seconds = min(seconds, HUBER * expected)
+        unit = max(expected, seconds / HUBER, 1e-6)  # errors count in proportion
+        scale = weight * self._scale(now) / (unit * unit)
+        for i, part in enumerate(parts):
+            if part:
+                row, by = self._matrix[i], scale * part
+                self._matrix[i] = [a + by * b for a, b in zip(row, parts, strict=True)]
+                self._target[i] += by * seconds
+        self._sweep()
+
+    def _sweep(self) -> None:
+        coefficients = self.coefficients
+        for i, row in enumerate(self._matrix):
+            own = row[i]
+            if own > 0.0:
+                rest = sum(map(mul, row, coefficients)) - own * coefficients[i]
+                coefficients[i] = max(0.0, (self._target[i] - rest) / (own * (1.0 + RIDGE)))
+
+    def _scale(self, now: float) -> float:
+        if self._origin is None:
+            self._origin = now
+        exponent = max(0.0, (now - self._origin) / self._half_life_s)
+        if exponent > _RESCALE_REGRESSION_AT:
+            factor = 2.0 ** -min(exponent, 1000.0)
+            self._matrix = [[a * factor for a in row] for row in self._matrix]
+            self._target = [a * factor for a in self._target]
+            self._origin, exponent = now, 0.0
+        return float(2.0**exponent)
+
+
+# What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
+#
+# Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
+# faster answers of this kind are of late (`Levels`). How far answers lie from that (`Ratios`): its quantile makes the
+# bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the parts'
+# quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
 
 HALF_LIFE_S = 60.0  # of knowing an upstream at all, and of how slow it is of late
 
@@ -224,3 +417,57 @@ _SIZE = _FIRST + 2  # and each output token, and what each call ahead adds to it
 
 def _size(max_tokens: int | None) -> int:
     return len(OUTPUT_SIZES) if max_tokens is None else bisect_left(OUTPUT_SIZES, max_tokens)
+
+
+# Learning from answers when somebody asks what they will take, and not before. Pure: the clock's reading comes in.
+#
+# To learn from an answer takes a `LatencyBook` 16 to 24 us on a quiet machine, and it is asked only where there are
+# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `UNREAD` of them; from
+# then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer in `EVERY`
+# is noted, once there are `UNREAD`: to note one has its price, too.
+
+# What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
+UNREAD = 128
+
+EVERY = 8
+
+
+class UnreadBook:
+    """A `LatencyBook`, read late."""
+
+    def __init__(self) -> None:
+        self._book = LatencyBook()
+        self._unread: deque[tuple[Asked, int, float, float, int, float]] = deque(maxlen=UNREAD)
+        self._asked = float("-inf")  # when it was asked last
+        self._passed = 0  # answers that were not noted since the last one that was
+
+    def predict(self, asked: Asked, *, load: int, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+        """As `LatencyBook.predict`."""
+        self._asked = now
+        self._read()
+        return self._book.predict(asked, load=load, now=now, confidence=confidence)
+
+    def wants(self, now: float) -> bool:
+        """Whether the answer that has just come is to be observed."""
+        if now - self._asked <= HALF_LIFE_S or len(self._unread) < UNREAD:
+            return True
+        self._passed = (self._passed + 1) % EVERY
+        return self._passed == 0
+
+    def observe(
+        self, asked: Asked, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
+    ) -> None:
+        """As `LatencyBook.observe`."""
+        self._unread.append((asked, load, ttft_s, total_s, output_tokens, now))
+        if now - self._asked <= HALF_LIFE_S:
+            self._read()
+
+    def outlasted(self, asked: Asked, *, load: int, seconds: float, now: float, ttft_s: float | None = None) -> None:
+        """As `LatencyBook.outlasted`: rare, and made of what is known, so it is read at once."""
+        self._read()
+        self._book.outlasted(asked, load=load, seconds=seconds, now=now, ttft_s=ttft_s)
+
+    def _read(self) -> None:
+        while self._unread:
+            asked, load, ttft_s, total_s, tokens, now = self._unread.popleft()
+            self._book.observe(asked, load=load, ttft_s=ttft_s, total_s=total_s, output_tokens=tokens, now=now)

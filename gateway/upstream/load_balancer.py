@@ -10,14 +10,62 @@ of the calls (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bound
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+
+from gateway.messages import Call
+
+# What says that two calls belong together, so that the second finds the first one's KV cache. Pure.
+Sticky = Literal["off", "conversation", "user"]
+
+OPENING_CHARACTERS = 1024  # of a prompt that is no conversation: what comes later varies
+
+SYSTEM_KEYS = ("system", "instructions")  # where dialects have the system prompt beside the messages
+
+TURN_KEYS = ("messages", "input")
+
+
+def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
+    """None: any upstream will do.
+
+    `user`: who asks: the tenant and the end user that the body names. `conversation`: beside them the model, the system
+    prompt and all up to the first turn of the user, which every later turn repeats."""
+    if sticky == "off" or call.operation == "embeddings":
+        return None
+    parts: list[Any] = [tenant, call.user]
+    if sticky == "conversation":
+        parts += [call.model, _opening(call)]
+    return blake2b(orjson.dumps(parts, default=str), digest_size=32).digest()
+
+
+def _opening(call: Call) -> Any:
+    turns = next((turns for key in TURN_KEYS if isinstance(turns := call.body.get(key), list) and turns), None)
+    if turns is None:
+        return call.prompt[:OPENING_CHARACTERS]
+    first = next((i for i, turn in enumerate(turns) if isinstance(turn, Mapping) and turn.get("role") == "user"), 0)
+    return [*(call.body.get(key) for key in SYSTEM_KEYS), *turns[: first + 1]]
+
+
+# Which upstream of a backend is asked next. Pure: the clock's reading and chance come in.
+#
+# Two rules. *The cheaper of two drawn at random*, by what a call is expected to take times the calls that are on their
+# way (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001, with the load metric of Finagle's and
+# linkerd's balancer, peak EWMA). *Sticky*: the same key goes to the same upstream, by weighted rendezvous hashing
+# (Thaler and Ravishankar 1998; weights: Schindelhauer and Schomaker 2005), unless that one already has more than its part
+# of the calls (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
 
 TIME_CONSTANT_S = 10.0  # Finagle's and linkerd's default
+
 UNKNOWN_S = 1.0  # where nothing is known of any upstream: all are the same, whatever it says
+
 EAGERNESS = 0.9  # of what the best takes: so an unknown one is tried before a known one that has as many calls
+
 SHORTEST_S = 0.001  # what is shorter counts as that: the load decides then, not chance
+
 BOUND = 1.25  # of the mean load: what Google's and Vimeo's balancers use; 1 moves too much, 2 hardly bounds
 
 

@@ -15,17 +15,15 @@ import onnxruntime
 import orjson
 
 from gateway.adapters.onnx.tensors import Graph
-from gateway.adapters.onnx.text_models import Classifier, Vectors
-from gateway.adapters.onnx_question import Question, question_of
-from gateway.body_streams import Ready
+from gateway.adapters.onnx.text_models import Classifier, Question, Vectors, question_of
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, NotFound, Refused, Unfit
 from gateway.messages import Call, Event, EventStream, Response, TextAnswer, Whole
 from gateway.ports import Clock
-from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.streams import Ready
+from gateway.upstream.concurrency_limiter import Gate, Gated, Place
 from gateway.upstream.header_filter import JSON, OCTETS, SSE
-from gateway.upstream.limited_backend import Gated
 
 T = TypeVar("T")
 Model = Classifier | Vectors | Graph

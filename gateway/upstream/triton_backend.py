@@ -13,19 +13,17 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.channel import OPTIONS
-from gateway.adapters.triton.models import Described, TritonModels, condition_told, once
-from gateway.body_streams import Guarded
+from gateway.adapters.triton.models import OPTIONS, Described, TritonModels, condition_told, once
 from gateway.config.backends import Tensors, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Response, TextAnswer, Whole
 from gateway.ports import Clock, Condition
-from gateway.trace_context import metadata_of
-from gateway.upstream.concurrency_limiter import Gate, Place
+from gateway.streams import Guarded
+from gateway.tracing import metadata_of
+from gateway.upstream.concurrency_limiter import Gate, Gated, Place
 from gateway.upstream.header_filter import JSON, SSE
-from gateway.upstream.limited_backend import Gated
 from gateway.upstream.triton_tensors import TensorCalls
 
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.config import TritonBackendConfig
-from gateway.config.upstreams import GrpcUpstream
+from gateway.config.backends import GrpcUpstream
 from gateway.ports import Clock
 from gateway.upstream.factory import batching, names
 from gateway.upstream.triton_backend import TritonBackend

@@ -16,10 +16,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.channel import RECONNECT
-from gateway.adapters.triton.models import condition_told
+from gateway.adapters.triton.models import RECONNECT, condition_told
 from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
-from gateway.body_streams import Guarded
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.kserve import PATH, model_in
@@ -28,7 +26,8 @@ from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
 from gateway.messages import Call, Event, EventStream, Response, Whole
 from gateway.ports import Condition
-from gateway.trace_context import metadata_of
+from gateway.streams import Guarded
+from gateway.tracing import metadata_of
 from gateway.upstream.concurrency_limiter import Place
 from gateway.upstream.header_filter import JSON, OCTETS
 

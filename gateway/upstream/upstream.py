@@ -20,13 +20,12 @@ from gateway.observability.metrics import Tally
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, HostedModels
 from gateway.streams import Tap, tapped, with_end
-from gateway.trace_recorder import BROKEN, UpstreamCall
+from gateway.tracing import BROKEN, UpstreamCall
 from gateway.upstream.backoff import Waits, limits_in, wait_s
-from gateway.upstream.latency import Asked
-from gateway.upstream.lazy_latency import UnreadBook
+from gateway.upstream.latency import Asked, UnreadBook
 from gateway.upstream.load_balancer import PeakEwma
-from gateway.upstream.outcomes import failed
 from gateway.upstream.outlier_detection import Record
+from gateway.upstream.retry import failed
 
 FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S = 5, 5.0, 60.0
 CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.key_format import ALPHABET, PATTERN, digest_of, new_key, well_formed
+from gateway.api_keys import ALPHABET, PATTERN, digest_of, new_key, well_formed
 
 CHARACTERS = st.sampled_from(ALPHABET)
 

@@ -14,11 +14,9 @@ from gateway.adapters.redis.api_keys import RedisKeys
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.key_admin import Keychain
-from gateway.admin.key_requests import Change, Rotation, Wanted
-from gateway.api_keys import KeyChange, Outdated
+from gateway.admin.keys import Change, Keychain, Rotation, Wanted
+from gateway.api_keys import KeyChange, Outdated, digest_of, new_key
 from gateway.errors import Overloaded, StoreUnavailable
-from gateway.key_format import digest_of, new_key
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import Permit
 from gateway.steps import key_cache as keyrings

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis.api_keys import RedisKeys
+from gateway.api_keys import digest_of, new_key
 from gateway.errors import StoreUnavailable
-from gateway.key_format import digest_of, new_key
-from gateway.steps.auth_throttle import BURST
+from gateway.steps.authenticate import BURST
 from tests.access.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, fast_path, gateway_of

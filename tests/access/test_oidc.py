@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from gateway.adapters.system.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks, JwksFailed
 from gateway.admin.oidc import role_of
 from gateway.errors import Overloaded, StartFailed
-from gateway.roles import Role
+from gateway.principal import Role
 from tests.access.issuer import Issuer, issuing
 from tests.access.keys import admin, bearer
 from tests.fixtures.clock import FakeClock

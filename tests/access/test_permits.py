@@ -6,8 +6,7 @@ import pytest
 
 from gateway.errors import Forbidden
 from gateway.http_server.grpc.port import address_of
-from gateway.principal import Permit
-from gateway.roles import Role
+from gateway.principal import Permit, Role
 
 NARROW = Permit("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?"))
 

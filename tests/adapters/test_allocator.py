@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.system.malloc_trim import give_back
+from gateway.adapters.system.memory import give_back
 
 SIZE, COUNT = 100_000, 3_000  # bytes: less than what malloc asks the system for by itself
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.adapters.system.gc_tuning import OLDER, OLDEST, THRESHOLDS, Collector, collected_briefly
+from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, Collector, collected_briefly
 from tests.fixtures.waiting import until
 
 AT_MOST = (THRESHOLDS[OLDER] + 3) * THRESHOLDS[0]  # objects within reach, with what a test itself makes

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss.exclusive_executor import Closed
-from gateway.adapters.faiss.flat import FlatPartition
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.index_plan import Check, Plan, train_centroids
-from gateway.adapters.faiss.partition import IvfPartition, Matrix
+from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix
+from gateway.adapters.faiss.rebuilder import Check, Plan, train_centroids
 from gateway.messages import Vector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.waiting import until

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gateway.adapters.faiss.exclusive_executor import Owner
-from gateway.adapters.faiss.flat import BRIEF_ENTRIES
 from gateway.adapters.faiss.index import FaissIndex
+from gateway.adapters.faiss.partition import BRIEF_ENTRIES
 from gateway.messages import Vector
 from gateway.ports import StoredVector
 

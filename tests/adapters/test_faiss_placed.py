@@ -17,12 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss.checkpoint import Kind, read_checkpoint, write_checkpoint
-from gateway.adapters.faiss.cuda import CudaDevice
-from gateway.adapters.faiss.flat import FlatPartition
-from gateway.adapters.faiss.gpu_partition import MOST, Device, Placed
+from gateway.adapters.faiss.gpu_partition import MOST, CudaDevice, Device, Placed
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.index_plan import Plan
-from gateway.adapters.faiss.partition import IvfPartition, Matrix, empty_lists
+from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix, empty_lists
+from gateway.adapters.faiss.rebuilder import Plan
 from gateway.cache import index_factory
 from gateway.config.schema import Index
 from gateway.errors import StartFailed

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import BackendError
-from gateway.upstream.aiohttp_client import AiohttpClient
-from gateway.upstream.http1_client import OwnClient
+from gateway.upstream.http_client import AiohttpClient, OwnClient
 from tests.contracts.test_backend import http_backend, request_of
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream

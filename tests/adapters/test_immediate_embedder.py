@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
+from gateway.adapters.embedding.embedders import ImmediateEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.embedding.inline import ImmediateEmbedder
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gateway.adapters.faiss import checkpoint
 from gateway.adapters.faiss.checkpoint import CheckpointRefused, Kind, Lists, Piece, read_checkpoint, write_checkpoint
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.index_plan import Plan
 from gateway.adapters.faiss.partition import IvfPartition, Part
+from gateway.adapters.faiss.rebuilder import Plan
 from tests.fixtures.entries import DIMENSION, vector_of
 
 KIND = Kind("model/int8", DIMENSION)

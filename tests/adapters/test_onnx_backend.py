@@ -17,8 +17,7 @@ import pytest
 
 from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
-from gateway.adapters.onnx.text_models import Classification, Classifier, Vectors
-from gateway.adapters.onnx_question import Question
+from gateway.adapters.onnx.text_models import Classification, Classifier, Question, Vectors
 from gateway.config import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BackendFull, Unfit

@@ -13,12 +13,11 @@ import onnxruntime
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder, load_word_table
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
-from gateway.adapters.onnx.pair_tokenizer import MAX_TOKENS
-from gateway.adapters.onnx.word_table import load_word_table
+from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
 from gateway.cache.features import FloatArray
-from gateway.cache.learned_verifier import WEIGHTS
+from gateway.cache.verifiers import WEIGHTS
 from gateway.weight_files import WeightsCorrupt
 
 MODEL_DIR = default_model_dir() / MODEL
@@ -74,7 +73,7 @@ def test_threads_that_ask_at_once_get_what_one_gets(cross: OnnxCrossEncoder) -> 
 
 
 def test_a_pair_too_long_to_be_read_to_its_end_is_never_the_same(cross: OnnxCrossEncoder) -> None:
-    long = "How do I reset my password " + "again and " * MAX_TOKENS
+    long = "How do I reset my password " + "again and " * MAX_PAIR_TOKENS
     assert cross.score(long, [long, ASKED]) == [UNREAD, UNREAD]
     assert cross.score(ASKED, ["a" * 1_000_000, ASKED])[0] == UNREAD
     assert cross.probability(UNREAD) < 0.001

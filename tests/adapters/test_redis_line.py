@@ -12,7 +12,7 @@ import hiredis
 import pytest
 from redis.asyncio.connection import DefaultParser
 
-from gateway.adapters.redis import reconnecting
+from gateway.adapters.redis import connection as reconnecting
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.store_client import Guard, Script

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.adapters.redis.put_script import PUT, packed_put
+from gateway.adapters.redis.store import PUT, packed_put
 
 words, texts = st.binary(max_size=40), st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 

@@ -15,21 +15,18 @@ import pytest_asyncio
 
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD, OnnxCrossEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
-from gateway.adapters.onnx.pair_tokenizer import MAX_TOKENS
+from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
 from gateway.adapters.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
 from gateway.adapters.triton.encoder import TritonEncoder
-from gateway.adapters.triton.metadata_cache import TritonMemory
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
-from gateway.cache.calibration import WEIGHTS
-from gateway.cache.learned_verifier import LearnedVerifier, load_weights
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S, TritonMemory
 from gateway.cache.model_factory import build_verifier
-from gateway.cache.two_stage_verifier import ThoroughVerifier
+from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, ThoroughVerifier, load_weights
 from gateway.cli.doctor.machine import look_at_models
 from gateway.config import Verifier
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelAway, StartFailed
 from gateway.ports import Candidate
-from gateway.tools.embedding_model.triton_entries import CROSS_ENCODER, EMBEDDER, config_of
+from gateway.tools.embedding_model.triton_repository import CROSS_ENCODER, EMBEDDER, config_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.float_triton import FloatTriton, float_triton
 from tests.fixtures.gateways import BOTH_CACHES, LOOSE, gateway_of
@@ -71,7 +68,7 @@ async def test_logits_are_near_those_in_process_and_do_not_depend_on_what_else_i
     together = await asyncio.to_thread(there.score, GOLDEN[0]["asked"], stored)
     apart = [(await asyncio.to_thread(there.score, GOLDEN[0]["asked"], [each]))[0] for each in stored]
     np.testing.assert_allclose(together, apart, atol=1e-4)
-    assert await asyncio.to_thread(there.score, "again " * MAX_TOKENS, ["hello"]) == [UNREAD]
+    assert await asyncio.to_thread(there.score, "again " * MAX_PAIR_TOKENS, ["hello"]) == [UNREAD]
     assert there.digest != here.digest, "scores of the two are not those of one verifier"
 
 

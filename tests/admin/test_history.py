@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admin.history import SPANS
-from gateway.observability.metrics import LATENCY_BUCKETS
-from gateway.observability.quantiles import quantile_of
+from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 from gateway.observability.timeline import COARSE, FINE, MAX_SERIES, MIDDLE, UP, Timeline, quantiles
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of

@@ -14,8 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.admin.policy_manager import PolicyLife, files_of, resume
-from gateway.admin.policy_validation import staged_folder
+from gateway.admin.policy_manager import PolicyLife, files_of, resume, staged_folder
 from gateway.app import running
 from gateway.cli.serve import following
 from gateway.config import Config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.purge_validation import LISTED, unknown_name
-from gateway.key_format import digest_of
+from gateway.admin.cache import LISTED, unknown_name
+from gateway.api_keys import digest_of
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.admin.test_purge import PLAIN, purge
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, recovered, store_pid

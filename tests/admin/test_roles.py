@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.system.audit_file import AuditFile
-from gateway.admin.permissions import LOOKS, ROLES, TAKES, acts
+from gateway.admin.middleware import LOOKS, ROLES, TAKES, acts
 from gateway.admin.static_files import is_page
-from gateway.roles import Role
-from gateway.steps.auth_throttle import BURST, INTERVAL_S, Failures, network_of
+from gateway.principal import Role
+from gateway.steps.authenticate import BURST, INTERVAL_S, Failures, network_of
 from tests.admin.test_admin_port import TOKEN, get, metrics
 from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.clock import FakeClock

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.calibration import load_calibration
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import load_calibration
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Candidate
 from gateway.weight_files import WeightsCorrupt

@@ -13,8 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.admission import judged, roles_of, unasked
-from gateway.cache.frequency import Frequency
+from gateway.cache.admission import Frequency, judged, roles_of, unasked
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
 from gateway.dialects.openai import OpenAI

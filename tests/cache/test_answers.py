@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_similarity import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
-from gateway.cache.caps import Caps
-from gateway.cache.judge_prompt import MAX_CHARACTERS, judge_prompt, verdict_of
+from gateway.cache.answer_comparison import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
+from gateway.cache.answer_judge import MAX_CHARACTERS, judge_prompt, verdict_of
+from gateway.cache.background_calls import Caps
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Audit
 from tests.fixtures.entries import vector_of

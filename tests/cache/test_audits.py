@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.body_streams import AtHand
-from gateway.cache.answer_comparer import Comparisons
+from gateway.cache.answer_comparison import Comparisons
 from gateway.cache.background_calls import MAX_AT_ONCE, MAX_WAITING
 from gateway.cache.learned_state import Learning
 from gateway.cache.threshold.route_control import Observation
@@ -24,6 +23,7 @@ from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Refusal
 from gateway.observability.access_log import AccessLog
 from gateway.ports import Acceptance
+from gateway.streams import AtHand
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 from tests.fixtures.fakes import MemoryStore

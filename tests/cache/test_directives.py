@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.directives import parse_directives
+from gateway.cache.freshness import parse_directives
 from gateway.messages import CacheDirectives
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.adapters.redis.records import worth_of
+from gateway.adapters.redis.store import worth_of
 from gateway.cache.eviction import Ledger
 from gateway.errors import StoreUnavailable
 from gateway.tasks import cancelled
@@ -198,7 +198,7 @@ async def test_a_store_that_is_away_is_told_once_and_once_that_it_is_back(
         if next(failures, None) is not None:
             raise StoreUnavailable("refused")
 
-    monkeypatch.setattr("gateway.cache.evictor.RETRY_S", 0.001)
+    monkeypatch.setattr("gateway.cache.eviction.RETRY_S", 0.001)
     monkeypatch.setattr(evictions, "compare", compare)
     caplog.set_level("INFO", "nearhit.store")
     running = asyncio.create_task(evictions.run())

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.explain import Pair, explain_pair, pair_from, route_of
-from gateway.cache.acceptance import ThresholdVerifier
+from gateway.admin.explain_pair import Pair, explain_pair, pair_from, route_of
 from gateway.cache.explanation import ExplainedPair
-from gateway.cache.learned_verifier import LearnedVerifier, load_weights
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.feedback import Counterexamples, relation_of
-from gateway.cache.served_hits import Served, ServedHits
+from gateway.cache.feedback import Counterexamples, Served, ServedHits, relation_of
 from tests.fixtures.entries import judged_of
 from tests.fixtures.gateways import LOOSE, Answer, config_of, gateway_of, recovered
 from tests.fixtures.gateways import Served as Running

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.adapters.redis.entry_sizes import RedisWeights
 from gateway.adapters.redis.store import RedisStore
-from gateway.cache.evictor import Evictions
+from gateway.cache.eviction import Evictions
 from gateway.cache.memory_cache import FrontStore
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry

@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.cache.features import NAMES
 from gateway.cache.forest import from_arrays
-from gateway.cache.learned_verifier import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
+from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Candidate, Opinion
 from gateway.weight_files import WeightsCorrupt

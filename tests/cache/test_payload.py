@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.lexical import difference, read
-from gateway.cache.payload import quoted_in, transforms
+from gateway.cache.lexical import difference, quoted_in, read, transforms
 from gateway.messages import Refusal
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.redis.records import RecordInvalid, decode, encode
+from gateway.adapters.redis.store import RecordInvalid, decode, encode
 from gateway.messages import Entry
 from tests.fixtures.entries import entry_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.replay import LONGEST_S, lasts_s, paced
+from gateway.cache.hits import LONGEST_S, lasts_s, paced
 from gateway.config.policy.model import Replay
 from gateway.messages import Event, Provenance, Verdict
 from tests.fixtures.clock import FakeClock

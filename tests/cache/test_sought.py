@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.cache import lexical
 from gateway.cache.features import reading
-from gateway.cache.payload import plain
-from gateway.cache.text_patterns import Sought, clues_of
+from gateway.cache.lexical import Sought, clues_of, plain
 
 SOUGHT: list[Sought] = [
     each for module in (lexical, reading) for each in vars(module).values() if isinstance(each, Sought)

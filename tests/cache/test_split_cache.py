@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.split_cache import EVENT_BYTES, LARGEST, SplitCache
+from gateway.cache.hits import EVENT_BYTES, LARGEST, SplitCache
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai import OpenAI
 from gateway.errors import Malformed

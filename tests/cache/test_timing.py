@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.cache import model_factory
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of

@@ -9,7 +9,7 @@ import pytest
 
 from bench.capacity_model import Job, Kind, Simulation, Station, by_formula, kinds_of, quantile, simulated
 from gateway.tools.capacity.costs import load_costs
-from gateway.tools.capacity.queueing import Service, mean_wait_s, wait_quantile_s
+from gateway.tools.capacity.plan import Service, mean_wait_s, wait_quantile_s
 
 
 @pytest.mark.parametrize("load", [0.4, 0.7])

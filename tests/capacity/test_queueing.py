@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.capacity.queueing import Service, mean_wait_s, wait_quantile_s, whole
+from gateway.tools.capacity.plan import Service, mean_wait_s, wait_quantile_s, whole
 
 seconds = st.floats(1e-6, 10)
 loads = st.floats(0.01, 0.99)

@@ -17,18 +17,16 @@ from gateway.adapters.onnx.model_dir import ModelFolder
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 from gateway.adapters.onnx.text_models import Vectors
 from gateway.adapters.system.clock import SystemClock
-from gateway.body_streams import AtHand, close_body
 from gateway.config import Tensors, Timeouts
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
 from gateway.messages import EventStream, Whole
-from gateway.upstream.aiohttp_client import AiohttpClient
+from gateway.streams import AtHand, close_body
 from gateway.upstream.aiohttp_session import Session
-from gateway.upstream.http1_client import OwnClient
 from gateway.upstream.http_backend import HttpBackend
-from gateway.upstream.http_client import HttpClient
+from gateway.upstream.http_client import AiohttpClient, HttpClient, OwnClient
 from gateway.upstream.onnx_backend import OnnxBackend
 from gateway.upstream.triton_backend import TritonBackend
 from tests.fixtures.anthropic_upstream import anthropic

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from gateway.adapters.embedding.batching import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
+from gateway.adapters.embedding.embedders import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding

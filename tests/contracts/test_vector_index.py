@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.adapters.faiss.gpu_partition import Device
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.index_plan import Plan
+from gateway.adapters.faiss.rebuilder import Plan
 from gateway.messages import Neighbour, Vector
 from gateway.ports import VectorIndex
 from tests.fixtures.entries import DIMENSION, vector_of

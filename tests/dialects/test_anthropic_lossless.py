@@ -21,7 +21,7 @@ from gateway.dialects.anthropic_answers import (
     text,
     tokens_of,
 )
-from gateway.dialects.named_events import named
+from gateway.dialects.sse import named
 from gateway.errors import Malformed
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.kserve import JSON_LENGTH, STREAM, KServe
-from gateway.dialects.kserve_batch import divided, form_of, joined, rows_of
+from gateway.dialects.kserve import JSON_LENGTH, STREAM, KServe, divided, form_of, joined, rows_of
 from gateway.dialects.kserve_message import Answer, pack, unpack
 from gateway.dialects.kserve_tensors import Tensor, packed
 from gateway.errors import Malformed

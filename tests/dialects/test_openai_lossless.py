@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai_answers import assemble, inspect, renewed, split
-from gateway.dialects.openai_merge import DONE
-from gateway.dialects.pieces import pieces_of
+from gateway.dialects.openai_answers import DONE, assemble, inspect, renewed, split
+from gateway.dialects.turns import pieces_of
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway import app
-from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
 from tests.fixtures.gateways import PATIENT_S, TIERS, Answer, Served, config_of, gateway_of

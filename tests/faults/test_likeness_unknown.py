@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis import valkey_supervisor
+from gateway.adapters.redis import embedded_valkey as valkey_supervisor
 from tests.admin.test_purge import PLAIN, purge, purged, verdict
 from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.adapters.redis import embedded_valkey, valkey_supervisor
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, Reading
-from gateway.adapters.redis.valkey_supervisor import KeptValkey
+from gateway.adapters.redis import embedded_valkey
+from gateway.adapters.redis import embedded_valkey as valkey_supervisor
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, KeptValkey, Reading
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
-from gateway.observability.rate_limited_log import EVERY_S, Seldom
+from gateway.observability.json_logging import EVERY_S, Seldom
 from gateway.tasks import Pauses
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from gateway.upstream.http1.client import Client
-from gateway.upstream.http1.origin import Origin
+from gateway.upstream.http1.headers import Origin
 from tests.fixtures.http_clients import PATIENT_S
 from tests.fixtures.wire import WireUpstream, wire_upstream
 

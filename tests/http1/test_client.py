@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.upstream.http1.client import Client
-from gateway.upstream.http1.connection import Connection
-from gateway.upstream.http1.deadline_timer import Alarm
+from gateway.upstream.http1.connection import Alarm, Connection
 from gateway.upstream.http1.errors import (
     ConnectTimedOut,
     Crowded,
@@ -19,8 +18,7 @@ from gateway.upstream.http1.errors import (
     TimedOut,
     UploadFailed,
 )
-from gateway.upstream.http1.headers import request_head
-from gateway.upstream.http1.origin import Origin
+from gateway.upstream.http1.headers import Origin, request_head
 from gateway.upstream.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONAL
 from gateway.upstream.http1.pool import MAX_WAITING
 from tests.fixtures.http_clients import PATIENT_S, due, rest_of

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import MalformedAnswer
-from gateway.upstream.http1.headers import MAX_NAMES, Names, check_coding, framing_of, kept_s, request_head
-from gateway.upstream.http1.origin import Origin
+from gateway.upstream.http1.headers import MAX_NAMES, Names, Origin, check_coding, framing_of, kept_s, request_head
 
 
 def test_a_head_is_one_line_a_header_in_order() -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import MalformedAnswer
 from gateway.upstream.http1.headers import Names
-from gateway.upstream.http1.parser import AnswerParser
+from gateway.upstream.http1.parser import MAX_KNOWN, VAIN, AnswerParser, KnownHead, KnownHeads, Like
 from gateway.upstream.http1.response import Answer
-from gateway.upstream.http1.response_head_cache import MAX_KNOWN, VAIN, KnownHead, KnownHeads, Like
 
 OK = b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 13:08:17 GMT\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
 

@@ -23,8 +23,7 @@ from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.job_store import Told
 from gateway.jobs import webhook_delivery
 from gateway.jobs.retry_policy import backoff_s
-from gateway.jobs.webhook_delivery import next_s, outcome_of
-from gateway.jobs.webhook_signature import SecretInvalid, secret_of
+from gateway.jobs.webhook_delivery import SecretInvalid, next_s, outcome_of, secret_of
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

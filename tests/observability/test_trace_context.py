@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.messages import Verdict
 from gateway.observability.access_log import LogShares
-from gateway.trace_context import LOW_BITS, continued, metadata_of, parent_of, sampling_limit, traceparent
+from gateway.tracing import LOW_BITS, continued, metadata_of, parent_of, sampling_limit, traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"

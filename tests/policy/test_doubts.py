@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.budget_warnings import MIN_ANSWERS, unmet_budgets
+from gateway.admin.policy import MIN_ANSWERS, unmet_budgets
 from gateway.config.policy.check import check
-from gateway.config.policy.globs import covers
+from gateway.config.policy.consistency import covers
 from gateway.config.policy.load import Text, policy_from_text, read_policy
 from gateway.observability.telemetry import Telemetry
 

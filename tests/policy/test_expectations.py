@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
+from gateway.admin.policy_manager import adapters_of, staged
 from gateway.admin.policy_tests import MAX_S, disappointments
-from gateway.admin.policy_validation import adapters_of, staged
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Text

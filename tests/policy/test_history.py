@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.policy import history as module
-from gateway.config.policy.diff import MAX_CHARACTERS, changed_lines, difference
-from gateway.config.policy.history import BY_FILE, Author, Change, History
+from gateway.config.policy.history import BY_FILE, MAX_CHARACTERS, Author, Change, History, changed_lines, difference
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Policy
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.dialects.base_url import EXPECTED, about_a_model, ends_in_version
+from gateway.upstream.base_url import EXPECTED, about_a_model, ends_in_version
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, NO_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.adapters.redis.change_log_reader import START, RedisChanges
-from gateway.adapters.redis.change_log_writer import CHANGES, Journal
+from gateway.adapters.redis.change_log import CHANGES, START, Journal, RedisChanges
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.purge import RedisRemovals

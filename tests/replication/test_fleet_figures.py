@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.redis.metrics_snapshots import RedisFigures
+from gateway.adapters.redis.metrics import RedisFigures
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from tests.fixtures.gateways import Served

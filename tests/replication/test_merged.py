@@ -6,9 +6,9 @@ import asyncio
 import os
 from pathlib import Path
 
+from gateway.fleet_metrics import FOLDED, Colleagues, fold
 from gateway.observability.aggregation import merge, packed
 from gateway.observability.telemetry import Telemetry
-from gateway.worker_metrics import FOLDED, Colleagues, fold
 
 
 def telemetry(requests: int, *, inflight: float = 0.0, lag: float = 0.0) -> Telemetry:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.change_log_reader import RedisChanges
-from gateway.adapters.redis.change_log_writer import CHANGES
+from gateway.adapters.redis.change_log import CHANGES, RedisChanges
 from gateway.circuit_breaker import State
 from gateway.ports import Page
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of, gateway_of, recovered

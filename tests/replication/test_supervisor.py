@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway import worker_metrics
+from gateway import fleet_metrics as worker_metrics
 from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
+from gateway.fleet_metrics import Colleagues
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import cancelled
 from gateway.worker import VARIABLE
-from gateway.worker_metrics import Colleagues
 from tests.fixtures.gateways import config_of
 from tests.fixtures.waiting import until
 

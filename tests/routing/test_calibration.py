@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.calibration import LEAST_SLOPE, MEMORY, MOST_SHIFT, MOST_SLOPE, Calibration, Fit
-from gateway.routing.quality_retention import Routed, threshold_for
-from gateway.routing.score_window import Scores
+from gateway.routing.share_controller import Scores
+from gateway.routing.tier_controller import (
+    LEAST_SLOPE,
+    MEMORY,
+    MOST_SHIFT,
+    MOST_SLOPE,
+    Calibration,
+    Fit,
+    Routed,
+    threshold_for,
+)
 
 labels_ = st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0.05, 1)), max_size=300)
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_similarity import joined, passages
+from gateway.cache.answer_comparison import joined, passages
 from gateway.dialects.odds import OpenAIOdds, odds_of
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
+from gateway.routing.answer_checks import MAX_CHARACTERS, grade_of, grade_prompt
 from gateway.routing.cascade_policy import (
     SAMPLE_TEMPERATURE,
     agreement,
@@ -30,8 +31,7 @@ from gateway.routing.cascade_policy import (
     token_confidence,
     tried_first,
 )
-from gateway.routing.grader_prompt import MAX_CHARACTERS, grade_of, grade_prompt
-from gateway.routing.tier_selection import Decision
+from gateway.routing.selection import Decision
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 

@@ -12,7 +12,7 @@ from gateway.errors import BadRequest
 from gateway.latency_forecast import Outlook, Prediction, Remaining
 from gateway.messages import Choice
 from gateway.routing.budget import budget_of
-from gateway.routing.tier_selection import Decision, choose, fits, only
+from gateway.routing.selection import Decision, choose, fits, only
 from tests.fixtures.targets import light_and_large, one_backend
 
 TIERS = light_and_large("small", "big", 0.5)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai import OpenAI
-from gateway.upstream.session_affinity import sticky_key
+from gateway.upstream.load_balancer import sticky_key
 
 SYSTEM = {"role": "system", "content": "You are kind."}
 FIRST = {"role": "user", "content": "What is a scope?"}

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gateway import app
-from gateway.adapters.embedding.batching import BatchingEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
 from gateway.upstream.latency import Asked

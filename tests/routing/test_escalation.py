@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.routing.calibration import Fit
-from gateway.routing.tier_controller import RouteEscalation
+from gateway.routing.tier_controller import Fit, RouteEscalation
 from tests.fixtures.targets import light_and_large
 
 FIXED = light_and_large("light", "large", 0.5)

@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.context import Crowd
-from gateway.upstream.hedge_policy import (
-    BURST,
-    SHORTEST_S,
-    HedgeBudget,
-    Hedged,
-    delay_s,
-    has_room,
-    hedgeable,
-    held_back,
-)
+from gateway.upstream.hedging import BURST, SHORTEST_S, HedgeBudget, Hedged, delay_s, has_room, hedgeable, held_back
 
 SECONDS = st.floats(0, 1e4)
 CROWDS = st.builds(Crowd, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))

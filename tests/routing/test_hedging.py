@@ -13,12 +13,11 @@ import pytest
 from aiohttp import web
 
 from gateway.admin.explanation import request_of
-from gateway.body_streams import Ready
 from gateway.context import RequestContext
 from gateway.messages import Event, EventStream, Response
-from gateway.upstream.hedge_policy import HedgeRules
+from gateway.streams import Ready
 from gateway.upstream.hedging import Asked as Heard
-from gateway.upstream.hedging import Hedging
+from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import Asked
 from gateway.upstream.upstream import Lane
 from tests.fixtures.clock import FakeClock

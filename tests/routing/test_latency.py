@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.latency_forecast import Prediction
-from gateway.upstream.latency import HALF_LIFE_S, KINDS, Asked, LatencyBook, Levels
-from gateway.upstream.ratio_sketch import PRIOR_WEIGHT, RATIO, REACH, Ratios
-from gateway.upstream.regression import Trend
+from gateway.upstream.latency import (
+    HALF_LIFE_S,
+    KINDS,
+    PRIOR_WEIGHT,
+    RATIO,
+    REACH,
+    Asked,
+    LatencyBook,
+    Levels,
+    Ratios,
+    Trend,
+)
 
 LARGEST = RATIO**REACH
 WITHIN = st.floats(1.01 / LARGEST, LARGEST / 1.01)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.queues import Outcome, Scenario, oracle, outcome
-from gateway.routing.slo_confidence import LEAST, MOST, STEP, Sureness
+from gateway.routing.latency_promises import LEAST, MOST, STEP, Sureness
 from gateway.upstream.latency import Asked, LatencyBook
 
 

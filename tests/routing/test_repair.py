@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.circuit_breaker import Breaker
-from gateway.upstream.model_repair import (
+from gateway.upstream.model_health import (
     CALM_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

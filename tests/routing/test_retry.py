@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.retry_policy import (
+from gateway.upstream.retry import (
     LONGEST_BACKOFF_S,
     MINIMUM,
     WINDOW_S,

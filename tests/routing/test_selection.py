@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.policy_validation import staged
+from gateway.admin.policy_manager import staged
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import Part
 from gateway.messages import Choice
-from gateway.routing.tier_selection import Decision
-from gateway.routing.traffic_split import point_of, resolved, with_fallbacks
+from gateway.routing.selection import Decision, point_of, resolved, with_fallbacks
 from tests.fixtures.targets import light_and_large
 
 KEYS = [str(i).encode() for i in range(4000)]

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.score_window import CAPACITY, PRIOR, Scores
-from gateway.routing.share_controller import DEPTH, HOUR_S, ShareThreshold, Spent, band_of
+from gateway.routing.share_controller import CAPACITY, DEPTH, HOUR_S, PRIOR, Scores, ShareThreshold, Spent, band_of
 
 Forced = bool | None
 Arrival = tuple[float, float, Forced]  # when, how hard, and where it had to go

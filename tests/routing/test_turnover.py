@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.upstream.slot_turnover import SAMPLES, Recent, Turnover
+from gateway.upstream.adaptive_concurrency import SAMPLES, Recent, Turnover
 
 
 def busy(turnover: Turnover, hold_s: float, places: int, seconds: float, start: float = 0.0) -> float:

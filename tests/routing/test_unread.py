@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.latency import HALF_LIFE_S, Asked, LatencyBook
-from gateway.upstream.lazy_latency import UNREAD, UnreadBook
+from gateway.upstream.latency import HALF_LIFE_S, UNREAD, Asked, LatencyBook, UnreadBook
 
 ANSWER = st.tuples(
     st.builds(Asked, stream=st.booleans(), input_tokens=st.floats(0, 4000)),

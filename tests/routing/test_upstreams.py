@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gateway.circuit_breaker import State
 from gateway.upstream.latency import Asked
-from gateway.upstream.retry_policy import MINIMUM
+from gateway.upstream.retry import MINIMUM
 from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of

@@ -18,11 +18,9 @@ import numpy as np
 
 from gateway.adapters.faiss.checkpoint import Piece
 from gateway.adapters.faiss.exclusive_executor import Owner
-from gateway.adapters.faiss.flat import FlatPartition
 from gateway.adapters.faiss.gpu_partition import Device
-from gateway.adapters.faiss.index_plan import Plan, Train, train_centroids
-from gateway.adapters.faiss.partition import IvfPartition, Partition
-from gateway.adapters.faiss.rebuilder import Rebuilder
+from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Partition
+from gateway.adapters.faiss.rebuilder import Plan, Rebuilder, Train, train_centroids
 from gateway.adapters.faiss.shard_map import Contents, contents_of, slices
 from gateway.errors import IndexUnavailable
 from gateway.messages import Neighbour, Vector

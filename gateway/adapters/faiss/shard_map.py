@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gateway.adapters.faiss.checkpoint import Lists, Piece
-from gateway.adapters.faiss.flat import FlatPartition
-from gateway.adapters.faiss.partition import Ids, IvfPartition, Part, Partition
+from gateway.adapters.faiss.partition import FlatPartition, Ids, IvfPartition, Part, Partition
 from gateway.messages import Neighbour, Vector
 
 # Measured (make bench-index): the fingerprint, its id, and both in three tables; an empty flat partition and its scope.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gateway.adapters.onnx.model_dir import open_session
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.adapters.onnx.session import open_session
 from gateway.adapters.onnx.tokenizer import TextReader
 from gateway.messages import Embedding, Vector
 

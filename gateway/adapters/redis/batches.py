@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 
+from gateway.adapters.redis.durability import Syncing
 from gateway.adapters.redis.store import RedisStore
-from gateway.adapters.redis.write_through import Syncing
 from gateway.errors import StoreUnavailable
 from gateway.job_records import ODD, Batch, Fault, File
 from gateway.job_store import Progress

@@ -11,8 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis.change_log_reader import RedisChanges
-from gateway.adapters.redis.change_log_writer import MOST_SPOKEN, SPOKEN
+from gateway.adapters.redis.change_log import MOST_SPOKEN, SPOKEN, RedisChanges
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable

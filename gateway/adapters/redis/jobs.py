@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.adapters.redis import job_scripts as scripts
+from gateway.adapters.redis.durability import Syncing
 from gateway.adapters.redis.store import RedisStore
-from gateway.adapters.redis.write_through import Syncing
 from gateway.errors import StoreUnavailable
 from gateway.job_records import (
     Claimed,

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.records import RecordInvalid, decode
-from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
+from gateway.adapters.redis.store import SCAN_BATCH, RecordInvalid, RedisStore, decode
 from gateway.messages import Vector
 from gateway.ports import ChangeKind, Foreign
 

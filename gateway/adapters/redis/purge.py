@@ -13,8 +13,7 @@ from typing import Any
 from gateway.adapters.redis.cluster import at_home
 from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.records import RecordInvalid, decode
-from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
+from gateway.adapters.redis.store import VECTOR_FIELDS, RecordInvalid, RedisStore, decode, stored_vector
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Placed
 from gateway.ports import ChangeKind

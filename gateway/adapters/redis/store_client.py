@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.adapters.redis.cluster import Cluster, doubt
-from gateway.adapters.redis.connection import Word
-from gateway.adapters.redis.reconnecting import Line
+from gateway.adapters.redis.connection import Line, Word
 from gateway.circuit_breaker import Breaker, State
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 
-from gateway.observability.rate_limited_log import Seldom
+from gateway.observability.json_logging import Seldom
 from gateway.observability.spans import Attribute, Finished, Span, spans_of
 from gateway.observability.telemetry import Telemetry
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD
 from gateway.adapters.onnx.model_files import ModelMissing
-from gateway.adapters.onnx.pair_tokenizer import PairReader, joined
-from gateway.adapters.triton.metadata_cache import Remembered, TritonMemory
-from gateway.adapters.triton.model import Form, Matrix, Row, TritonModel
+from gateway.adapters.onnx.tokenizer import PairReader, joined
+from gateway.adapters.triton.model import Form, Matrix, Remembered, Row, TritonMemory, TritonModel
 from gateway.errors import StartFailed
 from gateway.ports import Clock
 from gateway.weight_files import WeightsCorrupt

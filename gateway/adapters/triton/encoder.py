@@ -15,8 +15,7 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import ModelMissing, sha256_of
 from gateway.adapters.onnx.tokenizer import TextReader
-from gateway.adapters.triton.metadata_cache import Remembered, TritonMemory
-from gateway.adapters.triton.model import Form, Matrix, Row, TritonModel
+from gateway.adapters.triton.model import Form, Matrix, Remembered, Row, TritonMemory, TritonModel
 from gateway.errors import EmbedderUnavailable, ModelAway, StartFailed
 from gateway.messages import Embedding
 from gateway.ports import Clock

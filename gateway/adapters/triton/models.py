@@ -17,7 +17,18 @@ from gateway.config.backends import Tensors, Timeouts
 from gateway.errors import BackendError, LoadRefused
 from gateway.ports import Condition
 
+# Options of the gRPC channels to Triton.
+
+# gRPC's own backoff ends at 120 s: a server that is back would be refused without a try for as long. Whether one that
+# fails is asked is the breaker's to say; a try at an address where nobody listens costs 0.1 ms.
+RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
+
+# As tritonclient has it where it is given none.
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), *RECONNECT]
+
+# The models of one Triton server: what their configurations say, whether they answer, and the repository's API.
 TRIAL = "ping"  # what a model is asked to see whether it answers
+
 LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a network
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
-from gateway.cache.text_patterns import Sought, any_of, digits, written_with
+from gateway.cache.lexical import Sought, any_of, digits, written_with
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
 MOST_WORDS = 256  # what 256 tokens can hold

@@ -12,31 +12,84 @@ Assumed: within a band, the lookups that were labelled are like those that were 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from gateway.cache.threshold.predictive import Pool, falling, likelier
-from gateway.cache.threshold.traffic import Traffic
+from gateway.cache.threshold.wrong_hits import Pool, falling, likelier
+
+
+# What a route has met since the last look, for other gateways to add to theirs. Pure.
+@dataclass(slots=True)
+class Traffic:
+    """Sums: those of two gateways add up to what one would have met."""
+
+    requests: int = 0
+    met: dict[int, int] = field(default_factory=dict)  # neighbours by band of their score
+    sized: float = 0.0  # as in `Ledger`
+    log_size: float = 0.0
+    hits: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.met or self.hits)
+
+    def as_row(self) -> tuple[Any, ...]:
+        return self.requests, self.met, self.sized, self.log_size, self.hits
+
+    @classmethod
+    def of_row(cls, row: tuple[Any, ...]) -> Traffic:
+        """Raises `ValueError` or `TypeError` where it is none."""
+        requests, met, sized, log_size, hits = row
+        if not isinstance(met, Mapping):
+            raise TypeError(f"bands as {type(met).__name__}")
+        counts = {int(band): int(count) for band, count in met.items()}
+        traffic = cls(int(requests), counts, float(sized), float(log_size), int(hits))
+        if min(traffic.requests, traffic.hits, *counts.values(), 0) < 0:
+            raise ValueError("counts that are negative")
+        return traffic
+
+
+# Which scores may be served so that wrong hits stay within the promise: the pooled threshold of a route.
+#
+# Per band of scores two things are known: how often a request's best neighbour falls into it (seen without labels, so a
+# change of traffic or a growing cache shows at once), and how often such a neighbour is wrong (labels: misses tell for
+# free, audits and feedback tell above the threshold). Their product, summed above a threshold, is the expected number of
+# wrong hits. The threshold is the lowest one for which the next WINDOW requests hold more wrong hits than promised with a
+# chance of at most RISK, taking into account how little is known.
+#
+# Assumed: within a band, the lookups that were labelled are like those that were not; and a better score is no worse.
 
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
+
 WINDOW = 1000  # requests over which the promise is to hold
+
 # That a window breaks it, as predicted. The prediction includes all that is not known, on the side of caution, so far
 # fewer do: with .05 none broke and a fifth less was served, with .2 banking77 kept 1 % in 67 to 96 % of its windows.
 RISK = 0.15
+
 LABEL_MEMORY = 2500  # requests after which a label counts 1/e: traffic changes
+
 TRAFFIC_MEMORY = 1000  # the same for how often a band is met
+
 PRIOR_LABELS = 10.0  # what the calibration of the verifier counts, per band, in labels
+
 PRIOR_REQUESTS = 200.0
+
 # Wrong shares of the calibration, times this: other traffic may be harder than what the verifier was calibrated on.
 # With 1.0 (and RISK .1) banking77 kept a promise of 1 % in 71 % of its windows, with 1.5 (and .15) in 95 %.
 CAUTION = 1.5
+
 # Wrong hits grow with the number of entries to take one from: they double when it is 3.5 times as large (measured).
 GROWTH = 0.55
+
 MOST_GROWN = 8.0  # beyond, labels have to say it
+
 LEAST_SIZED = 20.0  # lookups before a size is typical
+
 MOST_BEHIND = 64  # meetings
+
 MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
 
 

@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from gateway.cache.threshold.evidence import Evidence, Labelled
-from gateway.cache.threshold.ledger import BANDS, Ledger, Standing, band_of
-from gateway.cache.threshold.traffic import Traffic
+from gateway.cache.threshold.ledger import BANDS, Ledger, Standing, Traffic, band_of
 from gateway.cache.threshold.wrong_hits import Estimate, Label, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
+# What is known near a question: labelled lookups of the same corner of the traffic move a score up or down.
+#
+# A threshold for all questions cannot know that in one corner everything sounds alike and means something else (ten
+# towns' solar installers), and in another the wording hardly matters. Labels know, and most of them are free: a miss
+# brings a fresh answer, which says whether the nearest stored one would have been right.
+#
+# score' = score + REACH * sum(K_i r_i) / (PRIOR + sum(K_i))
+# r_i = right_i - probability_i            what the label said beyond what the verifier expected
+# K_i = max(0, (cos(question, question_i) - FLOOR) / (1 - FLOOR)) ** 2
+#
+# Kernel regression of the residuals (Nadaraya 1964, Watson 1964) with a prior of no residual. Measured on the development
+# streams by the share served at an error of 1 % of all requests, over plain similarity: 13.5 % -> 19 %, banking77
+# 19 % -> 29 %, clinc150 37 % -> 43 %; REACH .3 to .5, PRIOR .5 to 1 and FLOOR .3 to .5 differ by a point at most.
+
+REACH, PRIOR, FLOOR = 0.5, 0.5, 0.5
+
+CAPACITY = 2000  # labelled lookups of a route: 3 MB, and 0.1 ms to look through
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A lookup whose nearest stored answer turned out right or wrong."""
+
+    vector: Vector  # of the question that was asked
+    probability: float  # that the verifier gave
+    right: float  # 1 or 0
+
+
+class Evidence:
+    """The last `capacity` labelled lookups of a route."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._vectors: Any = None  # (capacity, d) float32; made when the first label tells d
+        self._residuals = np.zeros(capacity, np.float32)
+        self._next = 0
+        self._held = 0
+
+    def __len__(self) -> int:
+        return self._held
+
+    def add(self, label: Labelled) -> None:
+        if self._vectors is None:
+            self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
+        self._vectors[self._next] = label.vector
+        self._residuals[self._next] = label.right - label.probability
+        self._next = (self._next + 1) % self._capacity
+        self._held = min(self._held + 1, self._capacity)
+
+    def shift(self, vector: Vector) -> float:
+        """How far labels near `vector` move a score: in [-REACH, REACH], 0 where nothing is known."""
+        if self._held == 0:
+            return 0.0
+        nearness = (self._vectors[: self._held] @ vector - FLOOR) / (1 - FLOOR)
+        weights = np.square(np.maximum(nearness, 0.0))
+        return float(REACH * (weights @ self._residuals[: self._held]) / (PRIOR + weights.sum()))
+
+    def rows(self) -> tuple[bytes, bytes, int]:
+        """Vectors as float16, residuals as float32, oldest first, and the dimension: to be kept over a restart."""
+        if self._vectors is None:
+            return b"", b"", 0
+        order = (np.arange(self._held) + (self._next if self._held == self._capacity else 0)) % self._capacity
+        vectors = self._vectors[order].astype("<f2")
+        return vectors.tobytes(), self._residuals[order].astype("<f4").tobytes(), int(vectors.shape[1])
+
+    def restore(self, vectors: bytes, residuals: bytes, dimension: int) -> None:
+        """The opposite of `rows`. Raises ValueError where they do not fit together."""
+        if dimension == 0:
+            return
+        kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
+        said = np.frombuffer(residuals, "<f4")
+        if len(kept) != len(said) or not (np.isfinite(kept).all() and np.isfinite(said).all()):
+            raise ValueError(f"{len(kept)} vectors with {len(said)} residuals")
+        kept, said = kept[-self._capacity :], said[-self._capacity :]
+        self._vectors = np.zeros((self._capacity, dimension), np.float32)
+        self._vectors[: len(kept)] = kept
+        self._residuals[: len(said)] = said
+        self._held = len(said)
+        self._next = self._held % self._capacity
+
+
+# One route's promise: what may be served, what is audited, what labels change. Pure but for its own state.
 VERSION = 3
+
 GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
+
 REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.1 ms each
 
 
@@ -285,3 +368,45 @@ def _counts(values: Sequence[float]) -> np.ndarray:
     if array.shape != (BANDS,) or not np.isfinite(array).all() or (array < 0).any():
         raise SnapshotInvalid(f"{array.shape} counts, expected {BANDS} that are not negative")
     return array
+
+
+# The promises of all routes, by name: a reload of the policy keeps what was learnt.
+class Controls:
+    """`requests` counts those of a route since the start; `tell` is given what other gateways are to hear of one: the
+    basis, the route, and what `RouteControl` has said."""
+
+    def __init__(
+        self,
+        prior: PriorBands,
+        basis: str,
+        requests: Callable[[str], int],
+        tell: Callable[[str, str, Said], None] = lambda *_: None,
+    ) -> None:
+        self._prior = prior
+        self.basis = basis
+        self._requests = requests
+        self._tell = tell
+        self._routes: dict[str, RouteControl] = {}
+
+    def of(self, route: str) -> RouteControl:
+        """The route's own, with its count of requests brought up to date."""
+        control = self._routes.get(route)
+        if control is None:
+            tell = partial(self._tell, self.basis, route)
+            control = self._routes[route] = RouteControl(self._prior, self.basis, tell=tell)
+        control.advance(self._requests(route))
+        return control
+
+    def all(self) -> Iterator[tuple[str, RouteControl]]:
+        """Every route that has been asked for, up to date."""
+        return ((route, self.of(route)) for route in tuple(self._routes))
+
+    def say_traffic(self) -> None:
+        """Of every route."""
+        for _, control in self.all():
+            control.say_traffic()
+
+    def hear(self, basis: str, route: str, said: Said) -> None:
+        """Raises what `RouteControl.hear` does."""
+        if basis == self.basis and route in self._routes:
+            self._routes[route].hear(said)

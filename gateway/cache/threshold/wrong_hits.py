@@ -3,11 +3,91 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gateway.cache.threshold.predictive import wilson
+# What counts of the past say of the next requests. Pure; the formulas are those of the textbooks they name.
+LEAST_LOG = -700.0
 
+
+def chance_of_more(mean: float, variance: float, limit: int, least: float = 0.0) -> float:
+    """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
+    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `least`: what is no
+    more than that need not be told apart."""
+    if mean <= 0:
+        return 0.0
+    variance = max(variance, mean * (1 + 1e-6))
+    size, success, failure = mean * mean / (variance - mean), mean / variance, (variance - mean) / variance
+    log_term, first = size * math.log(success), 0
+    while log_term < LEAST_LOG and first <= limit:  # what no float can hold adds nothing
+        log_term += math.log((size + first) / (first + 1) * failure)
+        first += 1
+    term, below = math.exp(log_term), 0.0
+    for k in range(first, limit + 1):
+        below += term
+        if 1.0 - below <= least:
+            break
+        term *= (size + k) / (k + 1) * failure
+    return max(0.0, 1.0 - below)
+
+
+def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
+    """Whether `chance_of_more` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean >= a) <=
+    variance / (variance + a^2), without a term for each count."""
+    above = limit + 1 - mean
+    spread = max(variance, mean * (1 + 1e-6))
+    if above > 0 and spread <= risk * (spread + above * above):
+        return False
+    return chance_of_more(mean, variance, limit, risk) > risk
+
+
+@dataclass(slots=True)
+class Pool:
+    """Neighbouring bands that share one rate."""
+
+    first: int  # the lowest band of the pool
+    events: float
+    trials: float
+    rate: float
+
+    @property
+    def variance(self) -> float:
+        """Of the rate, as that of a beta distribution with these counts."""
+        return self.rate * (1 - self.rate) / (self.trials + 1)
+
+
+def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
+    """Rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are positive.
+
+    Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
+    up to where it decides.
+    """
+    firsts, sums, counts, rates = list[int](), list[float](), list[float](), list[float]()
+    for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
+        rate, first = event / trial, band
+        while rates and rate > rates[-1]:
+            rates.pop()
+            first, event, trial = firsts.pop(), sums.pop() + event, counts.pop() + trial
+            rate = event / trial
+        firsts.append(first)
+        sums.append(event)
+        counts.append(trial)
+        rates.append(rate)
+    return list(map(Pool, firsts, sums, counts, rates))
+
+
+def wilson(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:
+    """The score interval of a share (Wilson 1927); `trials` may be an effective number. z = 1.96: 95 %."""
+    if trials <= 0:
+        return 0.0, 1.0
+    square = z * z / trials
+    centre = (rate + square / 2) / (1 + square)
+    half = z * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials)) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+# How often a route serves a wrong answer, from a sample of its hits: an estimate with its interval. Pure.
 MEMORY = 20_000  # requests after which a hit counts 1/e
 
 

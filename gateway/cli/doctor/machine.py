@@ -18,10 +18,9 @@ from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_m
 from gateway.cache.model_factory import build_encoder, build_verifier, model_dir_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
-from gateway.config.schema import EmbeddingModel
-from gateway.config.verifier import CrossEncoder
+from gateway.config.schema import CrossEncoder, EmbeddingModel
 from gateway.errors import StartFailed
-from gateway.open_files import allowed, needed
+from gateway.listening import allowed, needed
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")

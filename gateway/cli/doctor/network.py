@@ -21,10 +21,10 @@ from gateway.cli.admin_client import url_of
 from gateway.cli.doctor import SHOWN, Finding, fault, ok, warning
 from gateway.config import Config, OnnxBackendConfig
 from gateway.config.units import Address
-from gateway.dialects.base_url import ends_in_version
 from gateway.dialects.known import VERSIONED
 from gateway.observability.telemetry import Telemetry
 from gateway.upstream.aiohttp_session import open_session
+from gateway.upstream.base_url import ends_in_version
 from gateway.upstream.factory import build_pools
 from gateway.upstream.upstream import Lane
 

@@ -15,7 +15,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from gateway.adapters.faiss.index_plan import Plan
+from gateway.adapters.faiss.rebuilder import Plan
 from gateway.adapters.redis.client import Access, connect
 from gateway.adapters.redis.cluster import each_server
 from gateway.adapters.redis.embedded_valkey import server_program, socket_path
@@ -24,8 +24,8 @@ from gateway.cache.index_factory import build_device, milvus_version
 from gateway.cache.stores import access_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
-from gateway.config.store_url import Kind
-from gateway.config.urls import lite_file
+from gateway.config.fields import lite_file
+from gateway.config.store import Kind
 from gateway.errors import IndexUnavailable, StartFailed
 
 ANSWER_S = 5.0

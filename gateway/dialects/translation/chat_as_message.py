@@ -10,10 +10,9 @@ import orjson
 
 from gateway.dialects.anthropic_answers import PREFIX, message_of
 from gateway.dialects.anthropic_errors import error, kind_of
-from gateway.dialects.named_events import written
 from gateway.dialects.openai import CHAT
-from gateway.dialects.openai_answers import reading
-from gateway.dialects.openai_merge import DONE
+from gateway.dialects.openai_answers import DONE, reading
+from gateway.dialects.sse import written
 from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.dialects.translation.reading import said_in, translating
 from gateway.errors import Malformed

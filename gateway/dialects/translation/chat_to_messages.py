@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.translation.data_urls import parts_of_data_url
+from gateway.dialects.translation.reading import parts_of_data_url
 from gateway.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit; every model of theirs takes this one

@@ -9,8 +9,7 @@ import orjson
 
 from gateway.dialects.anthropic import MESSAGES
 from gateway.dialects.anthropic_answers import tokens_of
-from gateway.dialects.openai_answers import reading
-from gateway.dialects.openai_merge import CHAT, DONE
+from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.reading import said_in, translating
 from gateway.errors import BadRequest, Malformed

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.translation.data_urls import data_url
+from gateway.dialects.translation.reading import data_url
 from gateway.errors import BadRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

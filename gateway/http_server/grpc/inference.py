@@ -12,13 +12,13 @@ import orjson
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, inference_of, response_of
-from gateway.body_streams import close_body
 from gateway.context import RequestContext
 from gateway.dialects.kserve import JSON_LENGTH
 from gateway.dialects.kserve_message import read_answer, unpack, write_inference
 from gateway.errors import BadRequest, Malformed, StreamBroken
 from gateway.http_server.grpc.request_adapter import Asking, Pipeline, status_of
 from gateway.messages import EventStream, Response, Whole
+from gateway.streams import close_body
 
 
 class Failed(Exception):

@@ -10,10 +10,10 @@ import orjson
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.body_streams import close_body
 from gateway.http_server.grpc.inference import Failed, failed, path_of
 from gateway.http_server.grpc.request_adapter import Asking, Pipeline
 from gateway.messages import Whole
+from gateway.streams import close_body
 
 About = Callable[[Any, Asking, Pipeline], Awaitable[Any]]
 

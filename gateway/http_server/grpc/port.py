@@ -21,15 +21,41 @@ from gateway.context import Handler, RequestContext, resolved
 from gateway.http_server.grpc.inference import Failed, infer, infer_all
 from gateway.http_server.grpc.metadata_rpcs import ABOUT, About
 from gateway.http_server.grpc.request_adapter import Asking
-from gateway.http_server.grpc.tls import credentials_of
 from gateway.inflight import Inflight
 from gateway.messages import Response
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
 from gateway.streams import with_end
 
+
+# TLS of the gRPC port, with the certificate of the data port.
+def credentials_of(certificate: Certificate) -> grpc.ServerCredentials:
+    """Those of the files as they are at each handshake, as far as they are usable. Raises `CertificateUnusable`."""
+    seen, wanted = certificate.stamps(), _configuration(certificate)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """Asked by gRPC's own thread, once a handshake."""
+        nonlocal seen
+        now = certificate.stamps()
+        if now == seen:
+            return None
+        seen = now
+        return certificate.unless_unusable(lambda: _configuration(certificate))
+
+    asks = certificate.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(wanted, fetch, require_client_authentication=asks)
+
+
+def _configuration(certificate: Certificate) -> grpc.ServerCertificateConfiguration:
+    pair = certificate.pair()  # checked: gRPC says nothing of one that does not match, and every handshake would fail
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate.client_ca)
+
+
+# The gRPC port: sockets, limits, drain. Turns gRPC's calls into requests and answers into messages.
 LOG = logging.getLogger("nearhit.grpc")
+
 SERVICE = "inference.GRPCInferenceService"
+
 Context = Any  # grpc.aio.ServicerContext
 
 

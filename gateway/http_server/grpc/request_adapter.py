@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc
 from multidict import CIMultiDict
 
-from gateway.body_streams import AtHand
 from gateway.context import RequestContext
 from gateway.dialects.kserve import STREAM
+from gateway.http_server.service import HARMLESS
 from gateway.messages import Response
-from gateway.observability.request_ids import HARMLESS
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
+from gateway.streams import AtHand
 
 BUDGET = "x-latency-budget-ms"
 LONGEST_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries

@@ -15,7 +15,7 @@ from gateway.context import RequestContext
 from gateway.credentials import SECRET
 from gateway.messages import CacheDirectives, Call, Facts, Given, Provenance, Verdict
 from gateway.routing.budget import budget_of
-from gateway.routing.token_estimate import input_tokens
+from gateway.routing.limit_evaluation import input_tokens
 from gateway.steps.traffic_log.format import Answer, Considered, Hit, Recorded
 
 DIGEST_BYTES = 16

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.config.policy.model import Policy, Route
-from gateway.config.traffic import Traffic
+from gateway.config.schema import Traffic
 from gateway.context import RequestContext
 from gateway.messages import Facts, Provenance
 from gateway.observability.telemetry import Telemetry

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.config.traffic import Traffic
+from gateway.config.schema import Traffic
 from gateway.steps.traffic_log.format import SUFFIX, Heading, Row, encode_batch, encode_heading
 
 FOLDER, KEY_FILE, KEY_BYTES = "traffic", "key", 32

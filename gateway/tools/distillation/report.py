@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.threshold.predictive import wilson
+from gateway.cache.threshold.wrong_hits import wilson
 from gateway.tools.distillation.served.classifier import Classifier
 
 TIMED = 200  # texts

@@ -8,19 +8,14 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.cache.admission import judged, unasked
-from gateway.cache.frequency import Frequency
-from gateway.cache.price import Price
+from gateway.cache.admission import Frequency, judged, unasked
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.latency_forecast import Prediction, Remaining
-from gateway.messages import Admission, Choice, Inspection, Wish
+from gateway.messages import Admission, Choice, Inspection, Price, Wish
 from gateway.routing.budget import budget_of
-from gateway.routing.miss_decision import thresholds_of
-from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Signals, select
-from gateway.routing.slo_confidence import Sureness
+from gateway.routing.latency_promises import Sureness
+from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Decision, Signals, resolved, select, thresholds_of
 from gateway.routing.tier_controller import RouteEscalation
-from gateway.routing.tier_selection import Decision
-from gateway.routing.traffic_split import resolved
 from gateway.steps.traffic_log.format import Answer, Recorded
 from gateway.tools.simulation.cache_model import Key
 from gateway.tools.simulation.dataset import Day

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cache.lifetimes import exact_lifetime, longest_lifetime_s
+from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import SnapshotInvalid

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from gateway.cache.directives import bypass_of, shares_flight
-from gateway.cache.freshness import FAILED, freshness_of
-from gateway.cache.price import Price
+from gateway.cache.freshness import FAILED, bypass_of, freshness_of, shares_flight
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.messages import Bypass, CacheDirectives, Given
+from gateway.messages import Bypass, CacheDirectives, Given, Price
 from gateway.ports import PriorBands
 from gateway.steps.traffic_log.format import Recorded
 from gateway.tools.simulation.backend_model import Called, Calls

@@ -12,15 +12,15 @@ from pathlib import Path
 import msgpack
 import orjson
 
-from gateway.cache.acceptance import ThresholdVerifier
-from gateway.cache.learned_verifier import LearnedVerifier, load_weights
-from gateway.cache.price import Price
 from gateway.cache.templates import framed
+from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import read_policy
 from gateway.config.policy.model import Policy, Text
 from gateway.credentials import ANONYMOUS
+from gateway.messages import Price
 from gateway.ports import Candidate, Opinion, Verifier
 from gateway.steps.traffic_log.reader import Traffic, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.recorded_request import digest_of, tenant_digests

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 
-from gateway.upstream.http1.connector import Connector
 from gateway.upstream.http1.errors import Disconnected
-from gateway.upstream.http1.origin import Origin
-from gateway.upstream.http1.pool import Pool
+from gateway.upstream.http1.headers import Origin
+from gateway.upstream.http1.pool import Connector, Pool
 from gateway.upstream.http1.response import Answer
 
 IDLE_S = 15.0  # servers in Python close a kept connection after five seconds to 75

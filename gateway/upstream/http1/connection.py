@@ -4,20 +4,119 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, cast
 
-from gateway.upstream.http1.deadline_timer import Alarm
-from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut
+from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut, UploadFailed
 from gateway.upstream.http1.headers import Names
-from gateway.upstream.http1.parser import AnswerParser
-from gateway.upstream.http1.request_body import Upload
+from gateway.upstream.http1.parser import AnswerParser, KnownHeads
 from gateway.upstream.http1.response import Answer
-from gateway.upstream.http1.response_head_cache import KnownHeads
 
+
+# One timer for a connection's many waits.
+class Alarm:
+    """Calls `ring` once `due` has passed. To move `due` to a later time costs no timer: that is seen when the earlier
+    one goes off, so that a connection with a request every millisecond has one timer every few seconds."""
+
+    __slots__ = ("_at", "_due", "_handle", "_loop", "_ring")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._due = self._at = math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, due: float) -> None:
+        """`due`: time of the event loop, instead of any earlier one."""
+        self._due = due
+        if due < self._at:
+            if self._handle is not None:
+                self._handle.cancel()
+            self._at = due
+            self._handle = self._loop.call_at(due, self._passed)
+
+    def off(self) -> None:
+        """For good."""
+        self._due = self._at = math.inf
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _passed(self) -> None:
+        self._handle, self._at, due = None, math.inf, self._due
+        if due == math.inf:
+            return
+        if self._loop.time() < due:
+            self.set(due)
+            return
+        self._due = math.inf
+        self._ring()
+
+
+# A request's body on its way to the server, while the answer may already come.
+class Upload:
+    """Sends at once, and no faster than the server takes it. `length` in bytes; None: in chunks. `failed` is told once
+    where `body` raises, or is not of that length."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        body: AsyncIterator[bytes],
+        length: int | None,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._transport = transport
+        self._body = body
+        self._length = length
+        self._failed = failed
+        self._room = asyncio.Event()
+        self._room.set()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    def pause(self) -> None:
+        self._room.clear()
+
+    def resume(self) -> None:
+        self._room.set()
+
+    async def _run(self) -> None:
+        try:
+            await self._send()
+        except Exception as error:
+            self._failed(error)
+
+    async def _send(self) -> None:
+        sent = 0
+        async for piece in self._body:
+            sent += len(piece)
+            if self._length is None:
+                if piece:  # an empty one would be the end
+                    self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            elif sent > self._length:
+                raise UploadFailed("the body is longer than its Content-Length")
+            else:
+                self._transport.write(piece)
+            await self._room.wait()
+        if self._length is None:
+            self._transport.write(b"0\r\n\r\n")
+        elif sent < self._length:
+            raise UploadFailed("the body is shorter than its Content-Length")
+
+
+# One connection to a server, with one exchange at a time.
 MAX_UNREAD_BYTES = 128 * 1024  # of a body: beyond them nothing more is taken off the socket until they are read
+
 JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one write, one packet where it fits
+
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 

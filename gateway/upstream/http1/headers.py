@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yarl import URL
 
 from gateway.upstream.http1.errors import MalformedAnswer
 
+
+# Where requests go: scheme, host and port. Pure.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    host: str  # a name in ASCII, or an address without brackets
+    port: int
+    tls: bool
+    authority: str  # what the header Host says: the port only where it is not the scheme's
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        """Raises `ValueError` where `url` is no absolute one of http or https."""
+        parsed = URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.raw_host or parsed.port is None:
+            raise ValueError("expected an absolute URL of http or https")
+        authority = parsed.host_port_subcomponent or parsed.raw_host
+        return cls(parsed.raw_host.rstrip("."), parsed.port, parsed.scheme == "https", authority)
+
+
+# Heads of requests as bytes, and what is read of the heads of answers. Pure.
+
 # A token and a target (RFC 9112 section 3): nothing that would end the line early.
 START = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
+
 # RFC 9110 section 8.6: to these a request without a body says no length.
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
 NOT_ALLOWED = "a request's method, target or headers have signs in them that HTTP/1.1 does not allow"
+
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
 MAX_NAMES = 1024  # that are remembered; more come only from a server that invents them
 
 

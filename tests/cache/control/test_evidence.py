@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.threshold.evidence import REACH, Evidence, Labelled
+from gateway.cache.threshold.route_control import REACH, Evidence, Labelled
 from gateway.messages import Vector
 
 

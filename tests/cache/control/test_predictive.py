@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.threshold.predictive import chance_of_more, falling, likelier, wilson
+from gateway.cache.threshold.wrong_hits import chance_of_more, falling, likelier, wilson
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(0.5, 0), (6.17, 10), (13.2, 20), (39.0, 50)])

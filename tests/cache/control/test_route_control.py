@@ -6,9 +6,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from gateway.cache.threshold.controls import Controls
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.threshold.route_control import Observation, RouteControl
+from gateway.cache.threshold.route_control import Controls, Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance

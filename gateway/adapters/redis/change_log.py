@@ -1,0 +1,146 @@
+"""What the gateway writes into the log of changes: beside what it tells of, in the same transaction or script.
+
+One stream, `nearhit:1:changes`, of an entry a write. Its length has a bound, and the oldest entries go
+(`XADD ... MAXLEN ~`): a gateway that has fallen behind them compares its index with the store instead
+(docs/decisions/0022).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError, ResponseError
+
+from gateway.errors import StoreUnavailable
+from gateway.ports import Change, ChangeKind, Page, number_of
+
+CHANGES = "nearhit:1:changes"
+
+SPOKEN = "nearhit:1:spoken"
+
+MOST_SPOKEN = 10_000  # 1.3 kB each at most: a label with its vector
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """`gateway` names who writes; `most`: entries of the stream, about."""
+
+    gateway: str
+    most: int
+
+    def note(self, pipe: Any, kind: ChangeKind, *names: str) -> None:
+        """Adds it to `pipe`, which the caller executes."""
+        pipe.xadd(CHANGES, self._fields(kind, names), maxlen=self.most, approximate=True)
+
+    def command(self, kind: ChangeKind, *names: str) -> list[str | int]:
+        """The same as the words of a command, for scripts."""
+        words = [word for pair in self._fields(kind, names).items() for word in pair]
+        return ["XADD", CHANGES, "MAXLEN", "~", self.most, "*", *words]
+
+    def _fields(self, kind: ChangeKind, names: Sequence[str]) -> dict[str, str]:
+        return {"by": self.gateway, kind.value: " ".join(names)}
+
+
+# Reads the log of changes that `Journal` writes, and notices where it has been cut off.
+LOG = logging.getLogger("nearhit.replication")
+
+START = "0-0"
+
+PAGE = 1_000  # changes read at a time
+
+TIMEOUT_S = 2.0
+
+WAIT_S = 1.0  # for the next change; then the length of the stream is looked at again
+
+KINDS = {kind.value: kind for kind in ChangeKind}
+
+T = TypeVar("T")
+
+
+class RedisChanges:
+    """Implements `ChangeLog`. Beside the breaker of the store: it is asked all the time, and would take the probe that
+    tells whether the store is back from a request."""
+
+    def __init__(self, client: Any, key: str = CHANGES) -> None:
+        self._client = client
+        self._key = key
+
+    async def end(self) -> str:
+        info, _, _ = await self._within(lambda: self._look(START, count=1))
+        return START if info is None else _text(info["last-generated-id"])
+
+    async def oldest(self) -> str:
+        info, rows, _ = await self._within(lambda: self._look(START, count=1))
+        if info is None or not rows:
+            return START if info is None else _text(info["last-generated-id"])
+        return _text(rows[0][0])
+
+    async def read(self, after: str) -> Page:
+        info, rows, (seconds, micros) = await self._within(lambda: self._look(after, count=PAGE))
+        now = int(seconds) + int(micros) / 1e6
+        if info is None:  # nothing was ever written, or it is gone
+            return Page([], START, missed=after != START, more=False, added=0, kept=0, now=now)
+        kept = int(info["length"])
+        added = int(info.get("entries-added", kept))  # servers before version 7 do not count them
+        if _missed(after, info, added):
+            last = _text(info["last-generated-id"])
+            return Page([], last, missed=True, more=False, added=added, kept=kept, now=now)
+        changes, position = [_change(*row) for row in rows], _text(rows[-1][0]) if rows else after
+        return Page(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=kept, now=now)
+
+    async def wait(self, after: str) -> None:
+        wanted = {self._key: after}
+        await self._within(lambda: self._client.xread(wanted, count=1, block=round(1e3 * WAIT_S)), WAIT_S + TIMEOUT_S)
+
+    async def _look(self, after: str, *, count: int) -> tuple[dict[str, Any] | None, list[Any], tuple[int, int]]:
+        """Of one moment: the stream, the entries after `after`, and the server's clock."""
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xinfo_stream(self._key)
+            pipe.xrange(self._key, f"({after}", "+", count=count)
+            pipe.time()
+            info, rows, time = await pipe.execute(raise_on_error=False)
+        if isinstance(info, ResponseError) and "no such key" in str(info):
+            return None, [], time
+        for answer in (info, rows, time):
+            if isinstance(answer, Exception):
+                raise answer
+        return info, rows, time
+
+    async def _within(self, operation: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await operation()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
+
+
+def _missed(after: str, info: Mapping[str, Any], added: int) -> bool:
+    """Whether an entry behind `after` may be gone. The oldest ones go first, so nothing is missed where one lies there
+    that is not younger than `after`; and a stream that ends before it is another one."""
+    at, last = number_of(after), number_of(_text(info["last-generated-id"]))
+    if at == last:
+        return False
+    if at > last or not info["length"]:
+        return True
+    if at == number_of(START):  # from the beginning: has anything been trimmed yet?
+        return added > int(info["length"])
+    return number_of(_text(info["first-entry"][0])) > at
+
+
+def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[Any]) -> Change:
+    position = _text(identifier)
+    at = number_of(position)[0] / 1e3
+    said = {_text(name): _text(value) for name, value in dict(fields).items()}
+    by = said.pop("by", "")
+    for name, value in said.items():
+        if name in KINDS:
+            return Change(KINDS[name], by, at, value, position)
+    return Change(None, by, at, "", position)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,119 @@
+"""The figures of all gateways on a store, a field each, for as long as they live."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgpack
+
+from gateway.adapters.redis.cluster import names_of
+from gateway.adapters.redis.keyspace import PREFIX
+from gateway.adapters.redis.store import RedisStore
+from gateway.ports import Slot
+
+TIMEOUT_S = 2.0
+
+MAX_GATEWAYS = 256  # read at once: others may have written anything
+
+# In one step, by the store's clock: who has said nothing for so long is gone, and is forgotten by whoever speaks next.
+# KEYS: figures, when each spoke; ARGV: name, figures, seconds.
+SAY = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - ARGV[3])) do
+  redis.call('HDEL', KEYS[1], gone)
+  redis.call('ZREM', KEYS[2], gone)
+end
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+"""
+
+
+class RedisFigures:
+    """Implements `FiguresStore`. `gateway` names this one."""
+
+    def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
+        self._store = store
+        self._gateway = gateway
+        names = names_of(client)
+        self._keys = names.key("figures"), names.key("figures:spoken")
+
+    async def say(self, figures: bytes, keep_s: int) -> None:
+        async def write(client: Any) -> None:
+            await client.eval(SAY, 2, *self._keys, self._gateway, figures, keep_s)
+
+        await self._store.execute(write, TIMEOUT_S)
+
+    async def others(self) -> list[bytes]:
+        async def read(client: Any) -> dict[bytes, bytes]:
+            found: dict[bytes, bytes] = await client.hgetall(self._keys[0])
+            return found
+
+        found = await self._store.execute(read, TIMEOUT_S)
+        own = self._gateway.encode()
+        return [figures for name, figures in found.items() if name != own][:MAX_GATEWAYS]
+
+
+# The dashboard's history in the store: a hash a slot, a field a process, so that writing twice changes nothing and
+# several gateways, or one before and after a restart, add up.
+TIMELINE_TIMEOUT_S = 5.0  # of a batch; nobody waits for it
+
+BATCH = 100  # slots
+
+MAX_PARTS, MAX_SERIES = 64, 512  # read of a slot, and of a part: others may have written anything
+
+
+class RedisTimeline:
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.name = secrets.token_hex(8)
+
+    async def write(self, parts: Mapping[Slot, Mapping[str, float]], keep: Mapping[int, int]) -> None:
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=False) as pipe:
+                for (step_s, number), part in parts.items():
+                    pipe.hset(_key((step_s, number)), self.name, msgpack.packb(dict(part)))
+                    pipe.expireat(_key((step_s, number)), number * step_s + keep[step_s])
+                await pipe.execute()
+
+        await self._store.execute(write, TIMELINE_TIMEOUT_S)
+
+    async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
+        wanted, found = list(slots), {}
+        for at in range(0, len(wanted), BATCH):
+            some = wanted[at : at + BATCH]
+            for slot, values in zip(some, await self._read(some), strict=True):
+                read = ((name, _part(value)) for name, value in islice(values.items(), MAX_PARTS))
+                if parts := {name.decode(errors="replace"): part for name, part in read if part is not None}:
+                    found[slot] = parts
+        return found
+
+    async def _read(self, slots: Sequence[Slot]) -> list[dict[bytes, bytes]]:
+        async def read(client: Any) -> list[dict[bytes, bytes]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for slot in slots:
+                    pipe.hgetall(_key(slot))
+                return list(await pipe.execute())
+
+        return await self._store.execute(read, TIMELINE_TIMEOUT_S)
+
+
+def _key(slot: Slot) -> str:
+    step_s, number = slot
+    return f"{PREFIX}timeline:{step_s}:{number}"
+
+
+def _part(data: bytes) -> Mapping[str, float] | None:
+    """None for what is none."""
+    try:
+        value = msgpack.unpackb(data)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_SERIES:
+        return None
+    whole = all(isinstance(k, str) and isinstance(v, int | float) for k, v in value.items())
+    return value if whole else None

@@ -1,0 +1,142 @@
+"""What an audit makes of two answers, whoever gave them: compared, and where that cannot tell, shown to the judge."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.cache.answer_comparison import Comparisons
+from gateway.cache.answer_judge import Judge
+from gateway.cache.background_calls import ExtraCalls
+from gateway.cache.judgement import relation_between
+from gateway.cache.labels import Labels
+from gateway.cache.threshold.route_control import Controls
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.config.policy.model import Audit
+from gateway.context import Handler, RequestContext, resolved
+from gateway.errors import Refused, StreamBroken
+from gateway.messages import NO_CACHE, Bypass, Entry
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock, Judged
+from gateway.streams import drain
+
+
+class AuditCalls(ExtraCalls):
+    """The calls of audits, and of the judge, out of the same bounds."""
+
+    def __init__(self, judge: Judge, telemetry: Telemetry, clock: Clock) -> None:
+        super().__init__(clock)
+        self._judge = judge
+        self._telemetry = telemetry
+
+    async def label(
+        self,
+        comparisons: Comparisons,
+        request: RequestContext,
+        rule: Audit,
+        answers: tuple[Entry, Entry],
+        expected: float,
+    ) -> Label:
+        """Of the second answer beside the first. `expected`: US dollars that one more call would cost; there is one
+        where the policy names a judge and its bounds leave room."""
+        assert request.call is not None  # what is audited has a question
+        first, second = answers
+        label = await comparisons.label(request.call, first, second) or Label.UNDECIDED
+        if label is not Label.UNDECIDED or rule.judge is None or not self.take(request.route, rule, expected):
+            return label
+        label, cost = await self._judge.ask(rule.judge, request, first, second)
+        self.spent(request.route, expected, cost)
+        return label
+
+    def spent(self, route: str, expected: float, actual: float) -> None:
+        """What a call really cost, once it is known."""
+        self.settle(route, expected, actual)
+        self._telemetry.audit_cost.add(route, amount=actual)
+
+
+# Asks a backend what a semantic hit should have been, after the client has its answer: how often hits are wrong is
+# measured, not assumed. The fresh answer is stored under the request's own fingerprint, so that whoever asks the same
+# again gets it.
+LOG = logging.getLogger("nearhit.quality")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A served hit that is audited."""
+
+    request: RequestContext
+    judged: Judged
+    rule: Audit
+    chance: float  # with which it was chosen, in (0, 1]
+    forward: Handler  # the steps below the caches' lookups
+
+
+class Audits:
+    """`draw` gives numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        comparisons: Comparisons,
+        labels: Labels,
+        controls: Controls,
+        judge: Judge,
+        telemetry: Telemetry,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        self._comparisons = comparisons
+        self._labels = labels
+        self._controls = controls
+        self._telemetry = telemetry
+        self._draw = draw
+        self._calls = AuditCalls(judge, telemetry, clock)
+
+    def __len__(self) -> int:
+        """How many wait or are under way."""
+        return len(self._calls)
+
+    def consider(self, request: RequestContext, judged: Judged, rule: Audit, forward: Handler) -> None:
+        """Audits this hit, by chance. Nothing is sent on behalf of a client that wants nothing stored, or no call."""
+        if request.directives.no_store or request.directives.only_if_cached:
+            return
+        chance = self._controls.of(request.route).audit_chance(judged.score, rule.share)
+        if self._draw() >= chance:
+            return
+        chosen = _Chosen(request, judged, rule, chance, forward)
+        skipped = self._calls.begin(
+            request.fingerprint, request.route, rule, judged.entry.cost_dollars, lambda: self._audit(chosen)
+        )
+        if skipped is not None:
+            self._telemetry.audits.add(request.route, skipped)
+
+    async def close(self) -> None:
+        """Ends what is under way; what it would have told is lost, and nothing else."""
+        await self._calls.close()
+
+    async def _audit(self, chosen: _Chosen) -> None:
+        request, judged, expected = chosen.request, chosen.judged, chosen.judged.entry.cost_dollars
+        async with self._calls.places:
+            fresh = await self._fresh(chosen)
+            if fresh is None:  # what was set aside for it stays spent: a call that failed may have cost as much
+                self._telemetry.audits.add(request.route, "failed")
+                return
+            self._calls.spent(request.route, expected, fresh.cost_dollars)
+            answers = judged.entry, fresh
+            label = await self._calls.label(self._comparisons, request, chosen.rule, answers, expected)
+        self._controls.of(request.route).audited(label, chosen.chance)
+        self._labels.tell(request.route, judged, label, "audit")
+        if label is Label.WRONG:
+            await self._labels.refute(relation_between(judged))
+        self._telemetry.audits.add(request.route, label)  # last: who counts it finds all of the above done
+
+    async def _fresh(self, chosen: _Chosen) -> Entry | None:
+        """The answer of a backend, as it was stored; None where none could be had or none that may be stored."""
+        again = chosen.request.own_call("audit")
+        again.directives, again.bypass = NO_CACHE, Bypass.NO_CACHE
+        try:
+            await drain((await resolved(chosen.forward(again))).body)
+        except (Refused, StreamBroken) as error:
+            LOG.warning("an audit failed", extra={"fields": {**again.log_fields, "error": str(error)}})
+            return None
+        return again.stored

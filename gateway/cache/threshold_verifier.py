@@ -1,0 +1,47 @@
+"""Similarity and lexical checks: the verifier that needs no weights. Pure decisions behind the `Verifier` port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gateway.cache.lexical import difference, differences, kept, read
+from gateway.cache.verifiers import WEIGHTS, load_calibration
+from gateway.ports import Candidate, Opinion
+
+FLOOR = 0.6
+
+
+class ThresholdVerifier:
+    """The score is the similarity; a difference in numbers, negation, opposites, direction or names is a veto.
+
+    Raises `WeightsCorrupt` where what its scores were worth in calibration cannot be read.
+    """
+
+    basis = "checks-1"
+    floor = FLOOR
+
+    def __init__(self, weights: Path = WEIGHTS) -> None:
+        self._calibration = load_calibration("checks", weights)
+        self.prior = self._calibration.prior
+
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        asked = read(question)
+        return [
+            Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, kept(c.question)))
+            for c in candidates
+        ]
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        """The checks that speak against it, each 1."""
+        return {str(found): 1.0 for found in differences(read(question), kept(candidate.question))}
+
+    def probability(self, similarity: float) -> float:
+        """That an answer that no check speaks against is right."""
+        return self._calibration.probability(similarity)

@@ -1,0 +1,254 @@
+"""Where a route starts: what `weights/verifier.json` says of each verifier's scores, measured by `training.prior`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.cache import lexical
+from gateway.cache.features import LONGEST, NAMES, Reading, features, kept, read, word_features
+from gateway.cache.forest import Forest, from_arrays
+from gateway.cache.threshold.ledger import BANDS
+from gateway.cache.threshold_verifier import FLOOR
+from gateway.errors import ModelAway
+from gateway.messages import Refusal
+from gateway.ports import Candidate, Opinion, PriorBands
+from gateway.weight_files import Trained, WeightsCorrupt
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+ABOUT_FILE = "verifier.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a verifier's scores were worth."""
+
+    curve: tuple[float, float]
+    prior: PriorBands
+
+    def probability(self, score: float) -> float:
+        """That the stored answer is right, as often as a request's best neighbour was."""
+        slope, offset = self.curve
+        return 1.0 / (1.0 + math.exp(-(slope * score + offset)))
+
+
+def load_calibration(verifier: str, directory: Path = WEIGHTS) -> Calibration:
+    """Raises `WeightsCorrupt`."""
+    try:
+        return calibration_of(json.loads((directory / ABOUT_FILE).read_bytes()), verifier)
+    except OSError as error:
+        raise WeightsCorrupt(f"the verifier's calibration cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise WeightsCorrupt(f"{directory.name}/{ABOUT_FILE} is not as measured: {error!r}") from None
+
+
+def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
+    """Raises ValueError, KeyError or TypeError."""
+    slope, offset = map(float, about["curves"][verifier])
+    prior = [(float(wrong), float(rate)) for wrong, rate in about["priors"][verifier]]
+    if len(prior) != BANDS or not all(0.0 <= number <= 1.0 for band in prior for number in band):
+        raise ValueError(f"{len(prior)} bands of {verifier}, expected {BANDS} with shares between 0 and 1")
+    if not (0.0 <= slope <= 100.0 and abs(offset) <= 100.0):
+        raise ValueError(f"a curve of {slope} and {offset} for {verifier}, which must rise with the score")
+    return Calibration((slope, offset), prior)
+
+
+# The learned verifier: similarity less what the trees doubt.
+#
+# margin = similarity - weight * (1 - p) ** power     p: the trees' probability that both questions ask the same
+# score = 1 - scale * (1 - margin)
+#
+# The similarity stays outside of what is learned: fitted together on generated pairs it lost on real ones (AUC .826
+# against .867 alone). `scale` sets how far scores lie apart beside what a route's own evidence moves them by. Which score
+# is enough, each route learns for itself.
+
+TRAINED = Trained("verifier", "the verifier's weights")
+
+# Differences that a rule names are not left to the trees: one of these, and the doubt is full.
+_NAMED = attrgetter("numbers_swapped", "negation", "opposites", "reversed")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    digest: str  # hex SHA-256 of the arrays
+    weight: float  # similarity that a sure refusal costs
+    power: float  # above 1: half a doubt costs less than half of that
+    scale: float
+    words: Forest
+    calibration: Calibration
+
+
+def load_weights(directory: Path = WEIGHTS) -> Weights:
+    """Reads `verifier.npz` and `verifier.json`. Raises `WeightsCorrupt`."""
+    return TRAINED.load(directory, weights_from)
+
+
+def weights_from(about: bytes, arrays: bytes) -> Weights:
+    """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
+    unpacked = TRAINED.unpacked(about, arrays, NAMES)
+    said, tables = unpacked.said, unpacked.tables
+    return Weights(
+        digest=unpacked.digest,
+        weight=float(said["weight"]),
+        power=float(said["power"]),
+        scale=float(said["scale"]),
+        words=from_arrays(tables, "words", len(NAMES)),
+        calibration=calibration_of(said, "learned"),
+    )
+
+
+class LearnedVerifier:
+    """Implements `Verifier`."""
+
+    floor = FLOOR
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.basis = f"learned-{weights.digest[:8]}"
+        self.prior = weights.calibration.prior
+
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        mine, stored = read(question), [candidate.question for candidate in candidates]
+        readings = [kept(other) for other in stored]
+        margins = self._margins(mine, question, readings, stored, [candidate.similarity for candidate in candidates])
+        return [
+            self.opinion(margin, lexical.difference(mine.checks, other.checks))
+            for other, margin in zip(readings, margins, strict=True)
+        ]
+
+    def opinion(self, margin: float, doubt: Refusal | None = None) -> Opinion:
+        """What a similarity less its doubt is worth, whoever doubts. `doubt`: what rules say beside the trees, which
+        were not shown instructions around varying content: another payload is a veto, any other difference the reason
+        to show where the score does not suffice."""
+        score = min(1.0, 1.0 - self._weights.scale * (1.0 - margin))
+        veto = doubt if doubt is Refusal.PAYLOAD else None
+        return Opinion(score, self._weights.calibration.probability(score), veto, doubt)
+
+    def margin(self, opinion: Opinion) -> float:
+        """The opposite of `opinion`."""
+        return 1.0 - (1.0 - opinion.score) / self._weights.scale
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        """Those that are not of the question beside itself."""
+        found, equal = features(question, [candidate.question, question])
+        return {name: float(value) for name, value, at in zip(NAMES, found, equal, strict=True) if value != at}
+
+    def margins(self, asked: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
+        """(k,), at most the similarities."""
+        return self._margins(read(asked), asked, [kept(other) for other in stored], stored, similarities)
+
+    def _margins(
+        self,
+        mine: Reading,
+        asked: str,
+        readings: Sequence[Reading],
+        stored: Sequence[str],
+        similarities: Sequence[float],
+    ) -> list[float]:
+        rows = [word_features(mine, other) for other in readings]
+        wanted, doubts = asked.split(), [1.0] * len(stored)
+        open_ = list[int]()  # to the trees: no rule says it
+        for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
+            if other.split() == wanted:  # equal but for spaces: the same
+                doubts[at] = 0.0
+            elif max(len(asked), len(other)) <= LONGEST and not any(_NAMED(row)):
+                open_.append(at)  # longer than what is read and not equal: never
+        if open_:
+            for at, sure in zip(open_, self._weights.words.probability([rows[at] for at in open_]), strict=True):
+                doubts[at] = 1.0 - sure
+        weight, power = self._weights.weight, self._weights.power
+        # A square is the product: what the library raises to a power of 2 differs in the last bit now and then.
+        raised = [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
+        return [float(similarity) - weight * each for similarity, each in zip(similarities, raised, strict=True)]
+
+
+def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
+    """What `verifier.json` says: sources and their licences, figures, versions."""
+    said: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
+    return said
+
+
+# The learned verifier with a cross-encoder for what its first opinion leaves open.
+LOG = logging.getLogger("nearhit.semantic")
+
+# Of the trees' doubt this share stays, and a sure refusal of the cross-encoder costs that much similarity. Chosen on
+# the calibration split of the development pairs (hit at a false-positive rate of 5 %: 35 % with the trees alone, 41 %)
+# and held to streams of intents: banking77 serves 25.6 % instead of 23.5 % at a promise of 1 %, with fewer errors.
+TREES_SHARE, CROSS_WEIGHT = 0.5, 0.2
+
+# Beyond it the first opinion stands: pairs queue up only where every lookup is gray, and 32 are 50 ms.
+MAX_WAITING = 32
+
+
+class CrossEncoder(Protocol):
+    """Reads two questions together."""
+
+    @property
+    def digest(self) -> str:
+        """Names its weights and how they are computed with."""
+
+    @property
+    def threads(self) -> int:
+        """How many may call `score` at once."""
+
+    def score(self, asked: str, stored: Sequence[str]) -> list[float]:
+        """One logit for each stored question, in order, and the same whichever of the two is the asked one. Blocks.
+        Raises `ModelAway` where it lies elsewhere and gives no answer."""
+
+
+class ThoroughVerifier:
+    """Implements `Verifier`. In process one thread owns the cross-encoder: 1.3 to 1.9 ms a pair of short questions."""
+
+    def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
+        self._first = first
+        self._cross_encoder = cross_encoder
+        self._waiting = 0
+        self._owner = ThreadPoolExecutor(cross_encoder.threads, thread_name_prefix="nearhit-verifier")
+        self.basis = f"{first.basis}+{cross_encoder.digest[:8]}"
+        self.prior: PriorBands = first.prior
+        self.floor = first.floor
+
+    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+        return self._first.opinions(question, candidates)
+
+    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+        if self._waiting >= MAX_WAITING:
+            return None
+        self._waiting += 1
+        try:
+            (logit,) = await asyncio.get_running_loop().run_in_executor(
+                self._owner, self._cross_encoder.score, question, [candidate.question]
+            )
+        except ModelAway:  # it has said so in the log, once
+            return None
+        except Exception as error:  # the first opinion stands; the type alone: a message may quote the prompt
+            LOG.error("the cross-encoder failed: %s", type(error).__name__)
+            return None
+        finally:
+            self._waiting -= 1
+        doubt = 1.0 / (1.0 + math.exp(min(logit, 500.0)))
+        margin = self._first.margin(first)
+        softened = candidate.similarity - TREES_SHARE * (candidate.similarity - margin)
+        closer = self._first.opinion(softened - CROSS_WEIGHT * doubt)
+        return replace(closer, veto=first.veto, doubt=first.doubt)
+
+    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+        return self._first.features(question, candidate)
+
+    def close(self) -> None:
+        self._owner.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,229 @@
+"""Whether one glob matches all that another one does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gateway.config.errors import Fault, KeyPath, show, unknown
+from gateway.config.policy.targets import names_in
+from gateway.config.yaml_loader import Source
+
+_STAR, _ONE = "*", "?"
+
+
+def covers(wide: str | None, narrow: str | None) -> bool:
+    """True: every text that `narrow` matches is matched by `wide`; None stands for any text, even none at all. False:
+    it is not so, or it cannot be told by comparing piece by piece."""
+    if wide is None or wide == _STAR:
+        return True
+    if narrow is None:
+        return False
+    a, b = _pieces(wide), _pieces(narrow)
+    # row[j]: whether what is left of `a` covers b[j:]; from the end of `a` to its beginning.
+    row = [False] * len(b) + [True]
+    for piece in reversed(a):
+        above, row = row, [False] * (len(b) + 1)
+        for j in range(len(b), -1, -1):
+            if piece == _STAR:  # takes nothing, or the next piece whatever it is
+                row[j] = above[j] or (j < len(b) and row[j + 1])
+            else:
+                row[j] = j < len(b) and above[j + 1] and _takes(piece, b[j])
+    return row[0]
+
+
+def _takes(piece: str, other: str) -> bool:
+    """Of pieces that stand for one character; a star stands for any number."""
+    if other == _STAR:
+        return False
+    if piece in (_ONE, other):
+        return True
+    return len(other) == 1 and other != _ONE and fnmatchcase(other, piece)
+
+
+def _pieces(glob: str) -> Sequence[str]:
+    """`*`, `?`, `[...]` and single characters, as `fnmatch` reads them: a bracket that is not closed is a character."""
+    found: list[str] = []
+    i = 0
+    while i < len(glob):
+        end = _closing(glob, i) if glob[i] == "[" else None
+        if end is not None:
+            found.append(glob[i : end + 1])
+        else:
+            found.append("[[]" if glob[i] == "[" else glob[i])
+        i = i + 1 if end is None else end + 1
+    return found
+
+
+def _closing(glob: str, start: int) -> int | None:
+    """Where a set that begins at `start` ends: a `]` right after the beginning, or after `!`, belongs to it."""
+    first = start + 2 if glob[start + 1 : start + 2] == "!" else start + 1
+    end = glob.find("]", first + 1)
+    return None if end < 0 else end
+
+
+# What must hold between rules and files. Works on values as they were written, faulty ones included, so that these
+# faults are found together with all others.
+JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
+
+Rule = tuple[Source, KeyPath, dict[str, Any]]
+"""One rule as it was written: its file, the path to it, its keys."""
+
+
+def contradictions(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[Fault]:
+    """Faults between the rules of all files, in their order.
+
+    `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
+    is the last file of the policy, so that its last rule must be the default.
+    """
+    rules = [rule for source in sources for rule in rules_of(source)]
+    yield from _repeated_names(rules)
+    yield from _unreachable(rules)
+    if ends and sources:
+        yield from _no_default(sources[-1])
+    if backends:
+        yield from _unknown_backends(rules, sorted(backends))
+
+
+def rules_of(source: Source) -> Iterator[Rule]:
+    """The rules of a file that are mappings at all."""
+    routes = source.value.get("routes")
+    for index, rule in enumerate(routes if isinstance(routes, list) else ()):
+        if isinstance(rule, dict):
+            yield source, ("routes", index), rule
+
+
+def _repeated_names(rules: Sequence[Rule]) -> Iterator[Fault]:
+    first: dict[str, str] = {}
+    for source, path, rule in rules:
+        name = rule.get("name")
+        if not isinstance(name, str):
+            continue
+        place = f"{source.file}:{source.locate((*path, 'name'))[0]}"
+        if name in first:
+            yield source.fault((*path, "name"), f"{name!r} is taken by {first[name]}, expected another name")
+        first.setdefault(name, place)
+
+
+def _unreachable(rules: Sequence[Rule]) -> Iterator[Fault]:
+    for source, path, rule in rules[:-1]:
+        match = rule.get("match")
+        if isinstance(match, dict) and all(pattern == "*" or pattern == {} for pattern in match.values()):
+            yield source.fault(
+                (*path, "match"), "matches everything, no rule after it is ever reached, expected it last"
+            )
+
+
+def _no_default(source: Source) -> Iterator[Fault]:
+    rules = list(rules_of(source))
+    if not rules:
+        return
+    _, path, rule = rules[-1]
+    if isinstance(rule.get("match"), dict) and rule["match"]:
+        yield source.fault(
+            (*path, "match"), "the last rule must be the default for every other request, expected match: {}"
+        )
+
+
+def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterator[Fault]:
+    for source, path, rule in rules:
+        route = rule.get("route")
+        named = [(("route", *keys), name) for keys, name in names_in(route if isinstance(route, dict) else {})]
+        for keys, name in [*named, *((keys, at(rule, keys)) for keys in JUDGES)]:
+            if isinstance(name, str) and name not in backends:
+                yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))
+
+
+def at(rule: Any, keys: Sequence[str]) -> Any:
+    """What is written there; None where nothing is."""
+    for key in keys:
+        rule = rule.get(key) if isinstance(rule, dict) else None
+    return rule
+
+
+# What is allowed in a policy and hardly meant: warnings, each only where it is certain.
+#
+# Works on values as they were written, of files without faults.
+MAX_COMPARED = 512  # rules: each is held against all before it
+
+_GIVE_NO_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
+
+
+def doubts(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[Fault]:
+    """Warnings about the rules of all files, in their order. `adapters`: of each backend, as far as known."""
+    rules = [rule for source in sources for rule in rules_of(source)]
+    yield from _never_reached(rules[:MAX_COMPARED])
+    for rule in rules:
+        yield from _shared(rule)
+        yield from _without_logprobs(rule, adapters)
+
+
+def unused(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[Fault]:
+    """Backends of the configuration that no rule names. `sources`: all files; `place`: what the warning is of."""
+    used: set[object] = set()
+    for source in sources:
+        for _, _, rule in rules_of(source):
+            used |= {name for _, name in names_in(rule["route"])} | {at(rule, keys) for keys in JUDGES}
+    for name in sorted(set(backends) - used):
+        yield Fault(
+            place, 1, (), f"no rule uses the backend {name!r} of the configuration, expected one that does, or none"
+        )
+
+
+def _never_reached(rules: Sequence[Rule]) -> Iterator[Fault]:
+    for place, (source, path, rule) in enumerate(rules):
+        match = rule["match"]
+        if not match:  # the default: that nothing stands before it which takes all is checked elsewhere
+            continue
+        for earlier, earlier_path, other in rules[:place]:
+            if not _covers(other["match"], match):
+                continue
+            name, line = other["name"], earlier.locate(earlier_path)[0]
+            if _covers(match, other["match"]):
+                why = "which matches the same, expected another match or one of the two"
+            else:
+                why = "which is wider and takes all of it, expected the narrower rule first"
+            yield source.fault(
+                (*path, "match"), f"never reached: before it comes {name!r} ({earlier.file}:{line}), {why}"
+            )
+            break
+
+
+def _covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
+    if not all(covers(wide.get(key), narrow.get(key)) for key in ("path", "model", "tenant")):
+        return False
+    asked = [(name.lower(), glob) for name, glob in narrow.get("headers", {}).items()]
+    return all(
+        any(name.lower() == other and covers(glob, narrower) for other, narrower in asked)
+        for name, glob in wide.get("headers", {}).items()
+    )
+
+
+def _shared(rule: Rule) -> Iterator[Fault]:
+    source, path, written = rule
+    cache, tenant = written.get("cache") or {}, written["match"].get("tenant")
+    if cache.get("share") != "global" or (tenant is not None and not set(tenant) & set("*?[")):
+        return
+    semantic, exact = (isinstance(cache.get(kind), dict) for kind in ("semantic", "exact"))
+    if semantic or exact:
+        what = "what one tenant was answered, another is served"
+        alike = ", for questions that are only alike, too" if semantic else ""
+        expected = "expected share: tenant, unless nothing in these prompts and answers belongs to anybody"
+        yield source.fault((*path, "cache", "share"), f"{what}{alike}, {expected}")
+
+
+def _without_logprobs(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Fault]:
+    source, path, written = rule
+    route = written["route"]
+    cascade = route.get("cascade") or {}
+    if cascade.get("check") != "logprobs" or cascade.get("otherwise", "escalate") != "escalate":
+        return
+    lightest = route.get("light") or (route.get("tiers") or [None])[0]
+    names = [lightest] if isinstance(lightest, str) else list(lightest or ())
+    if names and all(adapters.get(name) in _GIVE_NO_LOGPROBS for name in names):
+        said = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
+        message = (
+            f"{said} gives no log probabilities, so each of its answers is thrown away, expected otherwise: verifier"
+        )
+        yield source.fault((*path, "route", "cascade", "check"), message)

@@ -1,0 +1,227 @@
+"""Whose trace a request is part of: W3C Trace Context (https://www.w3.org/TR/trace-context/). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import getrandbits
+
+from multidict import CIMultiDict
+
+from gateway.messages import Call, EventStream, Response, Whole
+
+PARENT, STATE = "traceparent", "tracestate"
+
+# Section 3.2: what a later version appends is not read; version 00 has nothing behind the flags, ff is none.
+_PARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII
+)
+
+_STATE = re.compile(r"[ -~\t]*", re.ASCII)
+
+MAX_STATE = 512  # characters that section 3.3.1.5 asks to be carried at least; a longer one is dropped
+
+_SAMPLED = 1
+
+LOW_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The span of somebody else that asked. Ids are hex."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool
+    state: str  # as it came, of several lines joined; empty: none
+
+
+def parent_of(headers: Mapping[str, str]) -> Parent | None:
+    """None where there is none, or none that can be read: then its state says nothing either."""
+    given = headers.get(PARENT)
+    found = None if given is None else _PARENT.fullmatch(given.strip())
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, rest = found.groups()
+    if version == "00" and rest is not None:
+        return None
+    state = ""
+    if STATE in headers:
+        state = ",".join(value.strip() for name, value in headers.items() if name.lower() == STATE)
+        if len(state) > MAX_STATE or _STATE.fullmatch(state) is None:
+            state = ""
+    return Parent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
+
+
+def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
+    return f"00-{trace_id}-{span_id}-0{int(sampled)}"
+
+
+def continued(headers: Mapping[str, str], parent: str, state: str) -> CIMultiDict[str]:
+    """`headers` with another parent."""
+    handed_on = CIMultiDict(headers)
+    handed_on.popall(STATE, None)
+    handed_on[PARENT] = parent
+    if state:
+        handed_on[STATE] = state
+    return handed_on
+
+
+def sampling_limit(share: float) -> float:
+    """A trace that begins here is sampled if the lower 64 bits of its id are below this: its id alone decides, as with
+    OpenTelemetry's TraceIdRatioBased. `share` in [0, 1]."""
+    return share * (LOW_BITS + 1)
+
+
+def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """What of `headers` says whose trace a call belongs to, as metadata of gRPC takes it."""
+    parent = parent_of(headers)
+    if parent is None:
+        return {}
+    own = {PARENT: traceparent(parent.trace_id, parent.span_id, sampled=parent.sampled)}
+    return {**own, STATE: parent.state} if parent.state else own
+
+
+# What the notebook of a request keeps where it is traced: when each step was, and every call to an upstream. Spans are
+# made of it when the request is over (`gateway.observability.spans`).
+MAX_NOTES = 128  # steps and calls of a request, what goes on behind it included
+
+MAX_READ = 256 * 1024  # bytes of a whole answer that is read for its usage: beyond it that takes milliseconds
+
+BROKEN = "stream_broken"  # an answer that ended after its first byte and before its last
+
+TAIL = 8  # of a stream's events: its usage is in one of the last ones, and Anthropic's also in the first
+
+CONTEXT = frozenset({PARENT, STATE})
+
+Mark = tuple[str, float, float, str]
+"""A step: name, begin, end (monotonic seconds), and what it was for (see `UpstreamCall.purpose`)."""
+
+
+def new_span_id() -> str:
+    return (getrandbits(64) or 1).to_bytes(8).hex()
+
+
+class Traced:
+    """`kind`: `server`, or `consumer` of a job. Ids are hex."""
+
+    __slots__ = (
+        "_span_id", "calls", "kind", "later", "links", "lost", "marks", "model", "operation", "parent", "sampled",
+        "trace_id",
+    )  # fmt: skip
+
+    def __init__(self, trace_id: str, parent: Parent | None, sampled: bool, kind: str) -> None:
+        self.trace_id = trace_id
+        self._span_id = ""
+        self.parent = parent
+        self.sampled = sampled  # as upstreams are told
+        self.kind = kind
+        self.operation = ""  # of the call, where a dialect has read one
+        self.model = ""
+        self.marks: list[Mark] = []
+        self.calls: tuple[UpstreamCall, ...] = ()
+        self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared
+        self.lost = 0  # notes beyond `MAX_NOTES`
+        self.later: Callable[[Traced], None] | None = None  # set when the request is over: told of what comes then
+
+    @property
+    def span_id(self) -> str:
+        """Drawn when somebody asks for it: most requests are not exported, and ask nobody."""
+        if not self._span_id:
+            self._span_id = new_span_id()
+        return self._span_id
+
+    def mark(self, name: str, started: float, ended: float, purpose: str) -> None:
+        if len(self.marks) + len(self.calls) >= MAX_NOTES:
+            self.lost += 1
+            return
+        self.marks.append((name, started, ended, purpose))
+        if self.later is not None:
+            self.later(self)
+
+    def ended(self, call: UpstreamCall) -> None:
+        if len(self.marks) + len(self.calls) >= MAX_NOTES:
+            self.lost += 1
+            return
+        self.calls += (call,)
+        if self.later is not None:
+            self.later(self)
+
+    def failed(self, status: int) -> bool:
+        """Whether a request that is answered with `status` ends in an error."""
+        for call in self.calls:
+            if call.error == BROKEN and not call.purpose:
+                return True
+        return status >= 500
+
+    def parent_for(self, span_id: str) -> str:
+        """The header that names one of its spans as who asks."""
+        return traceparent(self.trace_id, span_id, sampled=self.sampled)
+
+    def handed_on(self, headers: Mapping[str, str], span_id: str | None = None) -> CIMultiDict[str]:
+        """`headers` that name one of its spans as who asks; None: the request's own."""
+        state = "" if self.parent is None else self.parent.state
+        return continued(headers, self.parent_for(span_id or self.span_id), state)
+
+    def continued(self, headers: Sequence[tuple[str, str]], span_id: str) -> list[tuple[str, str]]:
+        """Headers that trace a request, with the span `span_id` of it as who asks."""
+        own = [header for header in headers if header[0].lower() not in CONTEXT] if headers else []
+        own.append((PARENT, self.parent_for(span_id)))
+        if self.parent is not None and self.parent.state:
+            own.append((STATE, self.parent.state))
+        return own
+
+    def taken(self) -> tuple[tuple[Mark, ...], tuple[UpstreamCall, ...]]:
+        """What has been noted since it was asked last."""
+        marks, calls = tuple(self.marks), self.calls
+        self.marks, self.calls = [], ()
+        return marks, calls
+
+
+@dataclass(slots=True)
+class UpstreamCall:
+    """One call to one address. Times are monotonic seconds."""
+
+    backend: str
+    provider: str  # the backend's `adapter`
+    address: str
+    model: str  # as it is asked for there
+    call: Call | None
+    attempt: int  # 1: not asked before
+    purpose: str  # "": the client's answer; else what of the gateway's own it was for
+    started: float
+    span_id: str = field(default_factory=new_span_id)
+    first: float | None = None  # when its first byte came
+    over: float | None = None
+    status: int | None = None
+    error: str = ""  # why there is no whole answer
+    payload: list[bytes] = field(default_factory=list)  # what its usage is read from
+    tail: deque[bytes] | None = None  # its last events
+    streamed: bool = False
+    usage: tuple[int, int] = (0, 0)  # input and output tokens, where the answer tells; see `settle`
+
+    def answered(self, now: float, response: Response) -> None:
+        """The answer begins."""
+        self.first, self.status = now, response.status
+        self.streamed = isinstance(response.body, EventStream)
+        if isinstance(response.body, Whole) and len(response.body.data) <= MAX_READ:
+            self.payload.append(response.body.data)
+
+    def settle(self) -> None:
+        """Reads the usage, and lets go of what it was read from."""
+        if self.call is not None and self.payload:
+            seen = self.call.dialect.inspect(self.call, (*self.payload, *(self.tail or ())), self.streamed)
+            self.usage = (seen.input_tokens, seen.output_tokens)
+        self.payload.clear()
+        self.tail = None
+
+    def saw(self, event: bytes) -> None:
+        """An event of its stream."""
+        if not self.payload:
+            self.payload.append(event)
+        else:
+            if self.tail is None:
+                self.tail = deque(maxlen=TAIL)
+            self.tail.append(event)

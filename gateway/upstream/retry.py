@@ -1,0 +1,168 @@
+"""Whether a call that failed is sent again, where to and when. Pure: the clock's reading and chance come in."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from gateway.context import RequestContext
+from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, Unfit
+from gateway.messages import Response
+from gateway.streams import close_body
+
+# Finagle's and linkerd's retry budgets: a share of the calls of the last ten seconds, and a few for quiet times.
+WINDOW_S = 10.0
+
+MINIMUM = 5  # in a window, whatever the share gives: until a breaker opens in a quiet hour
+
+BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.25  # Envoy's defaults
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})  # RFC 9110 section 9.2.2
+
+
+class Again(Enum):
+    """Who may be asked after a failure."""
+
+    NOBODY = "nobody"
+    OTHERS = "others"  # another upstream, not this one
+    ANYBODY = "anybody"  # another one, or this one where there is no other
+
+
+def after_answer(status: int, *, waits: bool) -> Again:
+    """`waits`: the upstream said when it wants to be asked again."""
+    if status in (502, 503, 504):
+        return Again.OTHERS if waits else Again.ANYBODY
+    return Again.OTHERS if status in (408, 429, 500) else Again.NOBODY
+
+
+def after_failure(status: int, *, retryable: bool) -> Again:
+    """Of a call without an answer: `status` is 504 where none came in time, 400 where the request was refused."""
+    if not retryable or status == 400:
+        return Again.NOBODY
+    return Again.OTHERS if status == 504 else Again.ANYBODY
+
+
+class Window(deque[tuple[float, int]]):
+    """What was counted in the last `WINDOW_S`, by the second: `WINDOW_S` + 1 counts at most."""
+
+    __slots__ = ()
+
+    def add(self, now: float) -> None:
+        second = float(int(now))
+        if self and self[-1][0] == second:  # as a rule
+            self[-1] = second, self[-1][1] + 1
+        else:
+            self.total(now)
+            self.append((second, 1))
+
+    def without(self, count: int) -> None:
+        """So many of the latest were none."""
+        while count > 0 and self:
+            second, counted = self.pop()
+            if counted > count:
+                self.append((second, counted - count))
+            count -= counted
+
+    def total(self, now: float) -> int:
+        """Forgets what is older."""
+        while self and self[0][0] <= int(now) - WINDOW_S:
+            self.popleft()
+        return sum(count for _, count in self)
+
+
+class RetryBudget:
+    """At most `share` of the calls of the last `WINDOW_S` are retries, or `MINIMUM` where that is more. A share of 0
+    allows none. One for each backend: what fails there fails for all routes. `held`: retries that are set aside for
+    calls that are on their way, as long as they are.
+
+    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made; `unspent` of how many
+    that were not made after all."""
+
+    __slots__ = ("_asked", "_retried", "_share", "asked", "held", "spend", "unspent")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.held = 0
+        self._asked, self._retried = Window(), Window()
+        self.asked, self.spend = self._asked.add, self._retried.add  # every call comes by: no frame more
+        self.unspent = self._retried.without
+
+    def left(self, now: float) -> bool:
+        """Whether a retry may be made now."""
+        allowed = max(MINIMUM, self._share * self._asked.total(now)) if self._share > 0 else 0
+        return self._retried.total(now) + self.held + 1 <= allowed
+
+
+def backoff_s(retry: int, chance: float) -> float:
+    """How long to wait before the `retry`-th retry, counted from 0: exponential with full jitter (Brooker, "Exponential
+    Backoff and Jitter", 2015). `chance`: in [0, 1)."""
+    return chance * min(LONGEST_BACKOFF_S, BACKOFF_S * 2.0**retry)
+
+
+def patience_s(remaining_s: float, other_s: float | None) -> float | None:
+    """How long an upstream may take to its first byte where another one could still answer after it: the other one gets
+    twice what it is expected to take, at most half of what remains; half where nothing is known of it. None: the other
+    one could not make it either, so that giving up this one would win nothing."""
+    if other_s is None:
+        return remaining_s / 2
+    if other_s > remaining_s / 2:
+        return None
+    return max(remaining_s / 2, remaining_s - 2 * other_s)
+
+
+# What came of asking an upstream once, and whether it may be asked about again.
+Outcome = Response | BackendError
+
+
+def again(outcome: Outcome, request: RequestContext, *, waits: bool) -> Again:
+    """Who may be asked after it. `waits`: the upstream said when it wants to be asked again."""
+    if isinstance(outcome, Response):
+        whom, sent = after_answer(outcome.status, waits=waits), True
+    elif isinstance(outcome, BackendFull):
+        return Again.OTHERS
+    elif isinstance(outcome, Unfit):
+        return Again.NOBODY  # upstreams have the same models
+    else:
+        whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
+        if isinstance(outcome, GivenUp):
+            whom = Again.ANYBODY  # it may be all there is by now
+        elif isinstance(outcome, ModelDown):
+            whom = Again.OTHERS
+    return whom if repeatable(request, sent=sent) else Again.NOBODY
+
+
+def failed(outcome: Outcome) -> bool:
+    """Whether it speaks against the upstream."""
+    if isinstance(outcome, Response):
+        return outcome.status >= 500
+    return not isinstance(outcome, BackendFull | GivenUp | Unfit)
+
+
+def repeatable(request: RequestContext, *, sent: bool = True) -> bool:
+    """Calls that a dialect knows change nothing upstream, unless they are stateful. What passes through may: it is
+    repeated only where that is harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where
+    nothing of it was sent."""
+    if not sent:
+        return True
+    if request.call is not None:
+        return not request.call.stateful
+    return request.method in IDEMPOTENT and request.body_source.replayable
+
+
+def cost_nothing(outcome: Outcome) -> bool:
+    """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
+    asked once in this way."""
+    return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
+
+
+def final(outcome: Outcome) -> Response:
+    """Raises what was an error."""
+    if isinstance(outcome, Response):
+        return outcome
+    raise outcome
+
+
+async def let_go(outcome: Outcome) -> None:
+    """Of an answer that nobody will read."""
+    if isinstance(outcome, Response):
+        await close_body(outcome.body)
