@@ -16,7 +16,7 @@ import numpy as np
 from bench.questions import Matrix, Questions
 from gateway.adapters.faiss.partition import empty_lists, search_lists
 from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
-from gateway.cache.threshold_verifier import FLOOR
+from gateway.cache.verifiers import FLOOR
 
 ASKED, TIMED, NEIGHBOURS = 2000, 300, 4
 APART = {"cosine 0.95": 0.33, "cosine 0.80": 0.75, "cosine 0.65": 1.17}  # by how much noise

@@ -19,7 +19,8 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.cache.stores import access_of
 from gateway.cli.doctor import store as doctor_store
 from gateway.cli.doctor.store import store as look_at
-from gateway.config.store import Kind, Store, Target, target_of
+from gateway.config.store import Store
+from gateway.config.store_url import Kind, Target, target_of
 from gateway.errors import StartFailed
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.store_fleets import ENVIRON, PATIENCE_S, SECRET, SentinelFleet, sentinel_fleet

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.cache.lexical import difference, differences, kept, read
-from gateway.cache.verifiers import WEIGHTS, load_calibration
+from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
 from gateway.ports import Candidate, Opinion
-
-FLOOR = 0.6
 
 
 class ThresholdVerifier:

@@ -17,11 +17,12 @@ from gateway.cache import lexical
 from gateway.cache.features import LONGEST, NAMES, Reading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.cache.threshold.ledger import BANDS
-from gateway.cache.threshold_verifier import FLOOR
 from gateway.errors import ModelAway
 from gateway.messages import Refusal
 from gateway.ports import Candidate, Opinion, PriorBands
 from gateway.weight_files import Trained, WeightsCorrupt
+
+FLOOR = 0.6
 
 WEIGHTS = Path(__file__).parent / "weights"
 

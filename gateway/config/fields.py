@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import show
 from gateway.config.schema_types import Form
-from gateway.config.store import target_of
+from gateway.config.store_url import target_of
 from gateway.config.validation import Problem, Section
 
 

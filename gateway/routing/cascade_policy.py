@@ -13,49 +13,30 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config.policy.targets import Check
-from gateway.latency_forecast import Prediction, Remaining
-from gateway.messages import Call, Choice
-from gateway.routing.selection import Decision, fits
+from gateway.messages import Call
 
 # Of extra samples, where the client asks for less: what self-consistency was measured with (Wang et al., "Self-
 # Consistency Improves Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).
 SAMPLE_TEMPERATURE = 0.7
+
 # A model caught in a loop: of runs of four words fewer than half are different, in an answer of at least so many words.
 LOOP_WORDS, RUN, DIFFERENT = 40, 4, 0.5
+
 MAX_LOOKED_AT = 20_000  # characters of an answer: 5 ms
+
 OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are text, as a rule
+
 OPENING = 200  # characters of an answer in which a refusal stands, where it is one
 
 _REFUSED = re.compile(
     r"\b(?:i(?:'m| am) sorry, but|i(?: can(?:'t|not)|'m unable| am unable|'m not able| am not able) (?:to )?"
     r"(?:help|assist|answer|provide|do that|comply|access|browse)|as an ai(?: language)? model)\b"
 )
+
 _HEDGED = re.compile(
     r"\b(?:i (?:do not|don't) know|i(?:'m| am) not (?:sure|certain)|i (?:do not|don't) have (?:enough )?information|"
     r"(?:it is|it's) not possible to (?:say|tell|determine)|cannot be determined)\b"
 )
-
-
-def tried_first(
-    decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
-) -> Decision:
-    """The same, with the lightest tier's backend before it, where the complexity asks for a better tier and both fit
-    what is left, one after the other. Of whom nothing is known is taken to take no time, as in `choice`.
-
-    Both predictions are quantiles; their sum is kept more often than each of them where the two are independent."""
-    if decision.reason is not Choice.COMPLEX or decision.backends[0] == lightest or decision.late:
-        return decision
-    if remaining.bounded and not fits(after(better, light), remaining):
-        return replace(decision, trial_skipped=True)
-    return replace(decision, trial=lightest)
-
-
-def after(prediction: Prediction | None, first: Prediction | None) -> Prediction:
-    """Asked when `first` has answered to its end: its own first token is the client's first."""
-    spent = 0.0 if first is None else first.total_s
-    if prediction is None:
-        return Prediction(spent, 0.0, spent)
-    return Prediction(spent + prediction.ttft_s, prediction.tpot_s, spent + prediction.total_s)
 
 
 def applies(check: Check, call: Call, *, judged: bool) -> bool:

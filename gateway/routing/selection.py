@@ -15,7 +15,6 @@ from gateway.config.policy.model import Late, Target
 from gateway.config.policy.targets import Part
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice, Wish
-from gateway.routing.cascade_policy import tried_first
 
 
 # Which part of a tier answers a request, and who is asked after it. Pure.
@@ -266,3 +265,25 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
     waits = [signals.waits.get(name, 0.0) for name in target.backends]
     score = signals.complexity if len(target.tiers) > 1 else 0.0
     return decided(target, signals.wish, score, signals.remaining, predictions, waits, late, tries=signals.tries)
+
+
+def tried_first(
+    decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
+) -> Decision:
+    """The same, with the lightest tier's backend before it, where the complexity asks for a better tier and both fit
+    what is left, one after the other. Of whom nothing is known is taken to take no time, as in `choice`.
+
+    Both predictions are quantiles; their sum is kept more often than each of them where the two are independent."""
+    if decision.reason is not Choice.COMPLEX or decision.backends[0] == lightest or decision.late:
+        return decision
+    if remaining.bounded and not fits(after(better, light), remaining):
+        return replace(decision, trial_skipped=True)
+    return replace(decision, trial=lightest)
+
+
+def after(prediction: Prediction | None, first: Prediction | None) -> Prediction:
+    """Asked when `first` has answered to its end: its own first token is the client's first."""
+    spent = 0.0 if first is None else first.total_s
+    if prediction is None:
+        return Prediction(spent, 0.0, spent)
+    return Prediction(spent + prediction.ttft_s, prediction.tpot_s, spent + prediction.total_s)

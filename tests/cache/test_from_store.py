@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gateway.cache.bans import Ban, Conditions
 from gateway.config.policy.load import policy_from_text
-from gateway.http_server.plain_connection import PlainConnection
+from gateway.http_server.connections import PlainConnection
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, store_pid
 from tests.fixtures.stores import frozen

@@ -18,7 +18,7 @@ from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.config.store import target_of
+from gateway.config.store_url import target_of
 from gateway.errors import StoreUnavailable
 from gateway.ports import Claim, Leases, ResponseStore
 from tests.contracts.test_response_store import OUTSIDE

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from gateway.config.policy.load import policy_from_text
-from gateway.http_server import plain_connection
+from gateway.http_server import connections as plain_connection
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, Served, config_of, fast_path, gateway_of, recovered
 from tests.fixtures.upstream import Upstream, completion, stream

@@ -29,9 +29,8 @@ from gateway.routing.cascade_policy import (
     loops,
     sampled,
     token_confidence,
-    tried_first,
 )
-from gateway.routing.selection import Decision
+from gateway.routing.selection import Decision, tried_first
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 

@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.adapters.redis.cluster import Cluster
-from gateway.config.store import Kind, Target, target_of
+from gateway.config.store_url import Kind, Target, target_of
 
 # Of one sentinel, with the connection to it.
 ASK_S = 1.0

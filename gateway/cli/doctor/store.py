@@ -25,7 +25,7 @@ from gateway.cache.stores import access_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.fields import lite_file
-from gateway.config.store import Kind
+from gateway.config.store_url import Kind
 from gateway.errors import IndexUnavailable, StartFailed
 
 ANSWER_S = 5.0

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from gateway.upstream.http1.connection import Connection
+
+class BodySource(Protocol):
+    """The connection that a response comes over."""
+
+    paused: bool  # nothing is read from the socket until `taken` is called
+
+    def wait(self, due: float) -> Awaitable[None]: ...
+
+    def follow(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None: ...
+
+    def taken(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 class Answer:
@@ -15,7 +26,7 @@ class Answer:
 
     __slots__ = ("_connection", "error", "headers", "memo", "noted", "pieces", "status", "unread", "whole")
 
-    def __init__(self, connection: Connection | None) -> None:
+    def __init__(self, connection: BodySource | None) -> None:
         self._connection = connection  # None: over, or not begun
         self.noted: dict[str, str] = {}  # see `heads.NOTED`
         self.status = 0  # no final head has come yet

@@ -1,0 +1,115 @@
+"""What `store.url` names: one server, those that sentinels watch over, or a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from gateway.config.errors import show
+
+# What `store.url` names: one server, those that sentinels watch over, or a cluster.
+EXPECTED = (
+    "expected embedded, redis://HOST:PORT, rediss://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/NAME or "
+    "redis+cluster://HOST:PORT,HOST:PORT"
+)
+
+
+class Kind(Enum):
+    EMBEDDED = "embedded"
+    SERVER = "server"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+SCHEMES = {
+    "redis": Kind.SERVER,
+    "rediss": Kind.SERVER,
+    "redis+sentinel": Kind.SENTINEL,
+    "redis+cluster": Kind.CLUSTER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`addresses`: of the server, of the sentinels, or of some nodes of the cluster. `service`: what the sentinels call
+    the servers that they watch over."""
+
+    kind: Kind
+    scheme: str = ""
+    addresses: tuple[tuple[str, int], ...] = ()
+    username: str | None = None
+    password: str | None = None
+    service: str = ""
+    database: int = 0
+
+    @property
+    def where(self) -> str:
+        """Without credentials."""
+        if self.kind is Kind.EMBEDDED:
+            return "embedded"
+        tail = f"/{self.service}" if self.service else ""
+        return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.addresses)}{tail}"
+
+
+def target_of(value: object) -> Target:
+    """Raises `ValueError` with the whole sentence. A URL may hold a password, so no sentence repeats it."""
+    if value == "embedded":
+        return Target(Kind.EMBEDDED)
+    if not isinstance(value, str):
+        raise ValueError(f"{EXPECTED}, got {show(value)}")
+    # urlsplit drops line breaks silently: what was checked would not be what is used.
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError(f"{EXPECTED}, got something else")
+    try:
+        return _target(urlsplit(value))
+    except _Unsaid:
+        raise ValueError(f"{EXPECTED}, got something else") from None
+
+
+class _Unsaid(ValueError):
+    """It is no such URL."""
+
+
+def _target(url: SplitResult) -> Target:
+    kind = SCHEMES.get(url.scheme)
+    if kind is None:
+        raise _Unsaid
+    credentials, _, hosts = url.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    default = SENTINEL_PORT if kind is Kind.SENTINEL else SERVER_PORT
+    addresses = tuple(_address(written, default) for written in hosts.split(","))
+    if kind is Kind.SERVER and len(addresses) > 1:
+        raise ValueError("names several servers, expected one, or redis+cluster:// or redis+sentinel:// before them")
+    service, database = _path(kind, url)
+    said = (unquote(username) or None, unquote(password) or None)
+    return Target(kind, url.scheme, addresses, *said, service, database)
+
+
+def _path(kind: Kind, url: SplitResult) -> tuple[str, int]:
+    parts = [unquote(part) for part in url.path.strip("/").split("/") if part]
+    if kind is Kind.SERVER:  # the client reads it, with what follows it
+        return "", 0
+    if url.query or url.fragment:
+        raise ValueError(f"{url.scheme}:// takes no parameters, expected keys beside store.url")
+    if kind is Kind.CLUSTER:
+        if parts not in ([], ["0"]):
+            raise ValueError("a cluster has one database, expected nothing after the addresses")
+        return "", 0
+    if not parts or len(parts) > 2 or not (parts[1:] or ["0"])[0].isdigit():
+        raise ValueError("expected the name that the sentinels watch after their addresses, such as /mymaster")
+    return parts[0], int((parts[1:] or ["0"])[0])
+
+
+def _address(written: str, default: int) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{written}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port out of range, an unclosed bracket
+        raise _Unsaid from None
+    if not host or port == 0:
+        raise _Unsaid
+    return host, port or default
+
+
+SENTINEL_PORT, SERVER_PORT = 26379, 6379
